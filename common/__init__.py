@@ -1,0 +1,1 @@
+"""What every part shares: types, the error family, settings, clock, checksums, telemetry."""
