@@ -1,0 +1,1 @@
+"""The SDK: one blocking, thread-safe client of the namespace and of the bytes."""
