@@ -1,0 +1,30 @@
+"""Options that several commands have, each written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Master = Annotated[
+    str | None,
+    typer.Option("--master", "-m", metavar="HOST:PORT", help="The cluster's master. [HEARTH_CLIENT_MASTER]"),
+]
+DaemonMaster = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The cluster's master.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TOML file of settings. [HEARTH_CONFIG, else /etc/hearthfs/hearth.toml]"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where it serves.")]
+Telemetry = Annotated[
+    str | None, typer.Option("--telemetry-listen", metavar="HOST:PORT", help="Where it serves /metrics and /healthz.")
+]
+ClusterId = Annotated[str | None, typer.Option(help="Refuse to work with any other cluster than this.")]
+NodeId = Annotated[str | None, typer.Option(help="Name of this node. [the host's name]")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+LogFormat = Annotated[str | None, typer.Option(help="console or json.")]
+AllowOther = Annotated[
+    bool | None, typer.Option("--allow-other/--no-allow-other", help="Whether other users than you may use the mount.")
+]
