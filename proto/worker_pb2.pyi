@@ -426,6 +426,16 @@ class StatsRequest(google.protobuf.message.Message):
 global___StatsRequest = StatsRequest
 
 @typing.final
+class ListBlocksRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListBlocksRequest = ListBlocksRequest
+
+@typing.final
 class StatsReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

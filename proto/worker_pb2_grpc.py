@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from hearthfs.proto import master_pb2 as hearthfs_dot_proto_dot_master__pb2
 from hearthfs.proto import worker_pb2 as hearthfs_dot_proto_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -44,6 +45,11 @@ class WorkerStub(object):
                 request_serializer=hearthfs_dot_proto_dot_worker__pb2.StatsRequest.SerializeToString,
                 response_deserializer=hearthfs_dot_proto_dot_worker__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.ListBlocks = channel.unary_stream(
+                '/hearthfs.v1.Worker/ListBlocks',
+                request_serializer=hearthfs_dot_proto_dot_worker__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.BlockReport.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -61,6 +67,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBlocks(self, request, context):
+        """all block files here, for fsck
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +86,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=hearthfs_dot_proto_dot_worker__pb2.StatsRequest.FromString,
                     response_serializer=hearthfs_dot_proto_dot_worker__pb2.StatsReply.SerializeToString,
+            ),
+            'ListBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListBlocks,
+                    request_deserializer=hearthfs_dot_proto_dot_worker__pb2.ListBlocksRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.BlockReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +147,33 @@ class Worker(object):
             '/hearthfs.v1.Worker/Stats',
             hearthfs_dot_proto_dot_worker__pb2.StatsRequest.SerializeToString,
             hearthfs_dot_proto_dot_worker__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hearthfs.v1.Worker/ListBlocks',
+            hearthfs_dot_proto_dot_worker__pb2.ListBlocksRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.BlockReport.FromString,
             options,
             channel_credentials,
             insecure,

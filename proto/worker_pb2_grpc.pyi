@@ -10,6 +10,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import hearthfs.proto.master_pb2
 import hearthfs.proto.worker_pb2
 import typing
 
@@ -32,6 +33,12 @@ class WorkerStub:
         hearthfs.proto.worker_pb2.StatsReply,
     ]
 
+    ListBlocks: grpc.UnaryStreamMultiCallable[
+        hearthfs.proto.worker_pb2.ListBlocksRequest,
+        hearthfs.proto.master_pb2.BlockReport,
+    ]
+    """all block files here, for fsck"""
+
 class WorkerAsyncStub:
     Control: grpc.aio.UnaryUnaryMultiCallable[
         hearthfs.proto.worker_pb2.ControlRequest,
@@ -42,6 +49,12 @@ class WorkerAsyncStub:
         hearthfs.proto.worker_pb2.StatsRequest,
         hearthfs.proto.worker_pb2.StatsReply,
     ]
+
+    ListBlocks: grpc.aio.UnaryStreamMultiCallable[
+        hearthfs.proto.worker_pb2.ListBlocksRequest,
+        hearthfs.proto.master_pb2.BlockReport,
+    ]
+    """all block files here, for fsck"""
 
 class WorkerServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -57,5 +70,13 @@ class WorkerServicer(metaclass=abc.ABCMeta):
         request: hearthfs.proto.worker_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[hearthfs.proto.worker_pb2.StatsReply, collections.abc.Awaitable[hearthfs.proto.worker_pb2.StatsReply]]: ...
+
+    @abc.abstractmethod
+    def ListBlocks(
+        self,
+        request: hearthfs.proto.worker_pb2.ListBlocksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[hearthfs.proto.master_pb2.BlockReport], collections.abc.AsyncIterator[hearthfs.proto.master_pb2.BlockReport]]:
+        """all block files here, for fsck"""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
