@@ -1,0 +1,228 @@
+"""What the mount remembers of the namespace: names (also of what does not exist), attributes, layouts, xattrs. Pure.
+
+Laws:
+
+- Nothing is given out unless the lease holds: ``find`` and ``entry`` answer None then.
+- *Race rule.* A caller takes ``token()`` before it asks the master. If something about the name's directory or the
+  inode moved since, the answer may be used once but is not remembered (``fresh`` is false, kernel timeout 0).
+- Replies to our own mutations are newer than any invalidation that other mounts' changes sent before; of two replies
+  about one inode the one with the later ctime stays.
+- Names and attributes that a mutation made are remembered only below a directory on which we hold a grant, which a
+  read of it gave us and any invalidation of it took.
+
+Counters are kept in a fixed number of slots: two inodes in one slot only make us forget more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..proto import common_pb2 as common
+from ..proto import master_pb2 as pb
+from .lease import Lease
+
+SLOTS = 4096
+NEGATIVE = 0
+
+
+class MetadataCache:
+    def __init__(self, lease: Lease, limit: int) -> None:
+        self._lease = lease
+        self._limit = limit
+        self._names: dict[int, dict[bytes, int]] = {}
+        self._name_count = 0
+        self._entries: dict[int, common.Entry] = {}
+        self._xattrs: dict[int, Mapping[bytes, bytes]] = {}
+        self._granted: dict[int, None] = {}
+        self._sequence = 0
+        self._moved = [0] * SLOTS  # by anybody
+        self._moved_elsewhere = [0] * SLOTS  # by other clients
+        self.hits = 0
+        self.misses = 0
+
+    # -- asking
+
+    def token(self) -> int:
+        return self._sequence
+
+    def fresh(self, token: int, *inodes: int) -> bool:
+        """Whether nothing about these inodes or directories moved since ``token`` was taken."""
+        return all(self._moved[inode % SLOTS] <= token for inode in inodes)
+
+    def undisturbed(self, token: int, *inodes: int) -> bool:
+        """The same, but our own mutations do not count."""
+        return all(self._moved_elsewhere[inode % SLOTS] <= token for inode in inodes)
+
+    def timeout_s(self) -> float:
+        """How long the kernel may keep what is fresh now."""
+        return self._lease.remaining_s()
+
+    def find(self, directory: int, name: bytes) -> int | None:
+        """The inode of a name, ``NEGATIVE`` when it is known not to exist, None when nothing is known."""
+        if not self._lease.remaining_s():
+            return None
+        return self._names.get(directory, {}).get(name)
+
+    def entry(self, inode: int) -> common.Entry | None:
+        found = self._entries.get(inode) if self._lease.remaining_s() else None
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return found
+
+    def xattrs(self, inode: int) -> Mapping[bytes, bytes] | None:
+        return self._xattrs.get(inode) if self._lease.remaining_s() else None
+
+    def granted(self, inode: int) -> bool:
+        return inode in self._granted
+
+    # -- remembering what a read brought
+
+    def read_name(self, token: int, directory: int, name: bytes, inode: int) -> None:
+        """A Lookup or Readdir said so; ``inode`` may be ``NEGATIVE``."""
+        self._grant(token, directory)
+        if self.fresh(token, directory):
+            self._put_name(directory, name, inode)
+
+    def read_entry(self, token: int, entry: common.Entry, directory: int = 0) -> bool:
+        """Attributes and layout, read by Getattr, or by Lookup or Readdir in ``directory``. Whether they were fresh."""
+        inode = entry.attributes.inode
+        self._grant(token, directory or inode)
+        if not self.fresh(token, inode, *([directory] if directory else [])):
+            return False
+        self._put_entry(entry)
+        return True
+
+    def read_xattrs(self, token: int, inode: int, xattrs: Mapping[bytes, bytes]) -> None:
+        if self.fresh(token, inode) and inode in self._entries:
+            self._put_bounded(self._xattrs, inode, xattrs)
+
+    # -- remembering what we did
+
+    def made(self, token: int, directory: int, name: bytes, entry: common.Entry, *, new: bool = False) -> bool:
+        """Our mutation made this name; ``new``: and its inode, just now. Whether it could be remembered."""
+        inode = entry.attributes.inode
+        self.changed(directory)
+        self._moves(inode, elsewhere=False)
+        if not (directory in self._granted and self.undisturbed(token, directory, inode)):
+            self._drop_name(directory, name)
+            self._drop_inode(inode)
+            return False
+        self._put_name(directory, name, inode)
+        self._put_newer(entry)
+        if new:
+            self._put_bounded(self._xattrs, inode, {})
+        return True
+
+    def unmade(self, token: int, directory: int, name: bytes, inode: int = 0) -> None:
+        """Our mutation removed this name, which stood for ``inode`` (0: not known which)."""
+        inode = inode or self._names.get(directory, {}).get(name, 0)
+        self.changed(directory)
+        if inode:
+            self.changed(inode)
+        if directory in self._granted and self.undisturbed(token, directory):
+            self._put_name(directory, name, NEGATIVE)
+        else:
+            self._drop_name(directory, name)
+
+    def modified(self, token: int, entry: common.Entry) -> bool:
+        """Our mutation changed this inode. Whether its new attributes could be remembered."""
+        inode = entry.attributes.inode
+        known = inode in self._entries
+        self._moves(inode, elsewhere=False)
+        covered = known or inode in self._granted or any(parent in self._granted for parent in entry.parents)
+        if not (covered and self.undisturbed(token, inode)):
+            self._drop_inode(inode)
+            return False
+        self._put_newer(entry)
+        return True
+
+    def changed(self, inode: int) -> None:
+        """Our mutation changed this inode or directory in a way that we do not know exactly."""
+        self._moves(inode, elsewhere=False)
+        self._drop_inode(inode)
+
+    def forget_name(self, directory: int, name: bytes) -> None:
+        self.changed(directory)
+        self._drop_name(directory, name)
+
+    # -- forgetting
+
+    def invalidate(self, event: pb.Invalidation) -> None:
+        """Another client changed something."""
+        if event.directory:
+            self._moves(event.directory, elsewhere=True)
+            self._granted.pop(event.directory, None)
+            self._drop_inode(event.directory)
+            if event.name:
+                self._drop_name(event.directory, event.name)
+            else:
+                self._name_count -= len(self._names.pop(event.directory, {}))
+        if event.inode:
+            self._moves(event.inode, elsewhere=True)
+            self._granted.pop(event.inode, None)
+            self._drop_inode(event.inode)
+
+    def clear(self) -> None:
+        """The session or its stream is lost: nothing that is known or on its way may be kept."""
+        self._sequence += 1
+        self._moved = [self._sequence] * SLOTS
+        self._moved_elsewhere = [self._sequence] * SLOTS
+        self._names.clear()
+        self._name_count = 0
+        self._entries.clear()
+        self._xattrs.clear()
+        self._granted.clear()
+
+    def __len__(self) -> int:
+        return self._name_count + len(self._entries)
+
+    # -- inside
+
+    def _moves(self, inode: int, *, elsewhere: bool) -> None:
+        self._sequence += 1
+        self._moved[inode % SLOTS] = self._sequence
+        if elsewhere:
+            self._moved_elsewhere[inode % SLOTS] = self._sequence
+
+    def _grant(self, token: int, inode: int) -> None:
+        if self.undisturbed(token, inode):
+            self._put_bounded(self._granted, inode, None)
+
+    def _put_bounded(self, table: dict, key: int, value: object) -> None:  # type: ignore[type-arg]
+        table.pop(key, None)
+        table[key] = value
+        if len(table) > self._limit:
+            del table[next(iter(table))]
+
+    def _put_entry(self, entry: common.Entry) -> None:
+        self._put_bounded(self._entries, entry.attributes.inode, entry)
+
+    def _put_newer(self, entry: common.Entry) -> None:
+        known = self._entries.get(entry.attributes.inode)
+        if known is None or known.attributes.ctime_ns <= entry.attributes.ctime_ns:
+            self._put_entry(entry)
+
+    def _put_name(self, directory: int, name: bytes, inode: int) -> None:
+        names = self._names.setdefault(directory, {})
+        if name not in names:
+            self._name_count += 1
+        names[name] = inode
+        while self._name_count > self._limit:
+            self._drop_oldest_name()
+
+    def _drop_oldest_name(self) -> None:
+        directory = next(iter(self._names))
+        self._drop_name(directory, next(iter(self._names[directory])))
+
+    def _drop_name(self, directory: int, name: bytes) -> None:
+        names = self._names.get(directory)
+        if names is not None and names.pop(name, None) is not None:
+            self._name_count -= 1
+            if not names:
+                del self._names[directory]
+
+    def _drop_inode(self, inode: int) -> None:
+        self._entries.pop(inode, None)
+        self._xattrs.pop(inode, None)
