@@ -117,8 +117,11 @@ class TelemetryServer:
         self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="telemetry", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="telemetry", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        self._server.serve_forever(poll_interval=0.05)  # how long `close` waits
 
     def close(self) -> None:
         self._server.shutdown()
