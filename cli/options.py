@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..client.settings import ClientSettings
 
 Master = Annotated[
     str | None,
@@ -28,3 +31,14 @@ LogFormat = Annotated[str | None, typer.Option(help="console or json.")]
 AllowOther = Annotated[
     bool | None, typer.Option("--allow-other/--no-allow-other", help="Whether other users than you may use the mount.")
 ]
+
+
+def client_settings(master: str | None, config: Path | None) -> ClientSettings:
+    """Settings of commands that talk to a cluster: table [client], HEARTH_CLIENT_*, flags."""
+    from ..client.settings import ClientSettings
+
+    return ClientSettings.load({"master": master}, file=config)
+
+
+def master_address(master: str | None, config: Path | None) -> str:
+    return client_settings(master, config).master

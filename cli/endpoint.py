@@ -1,0 +1,55 @@
+"""Questions to the master and to workers that need no session: status, dump, list of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from ..common.data_stream import CHANNEL_OPTIONS
+from ..common.errors import DeadlineExceeded, Unavailable, from_rpc_error
+from ..proto import common_pb2 as common
+from ..proto import master_pb2 as pb
+from ..proto import master_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ANSWER_S = 10.0
+STREAM_S = 600.0
+
+
+@contextmanager
+def _channel(address: str, what: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, f"{what} {address}") from None
+
+
+def status(master: str, timeout_s: float = ANSWER_S) -> pb.StatusReply:
+    """Raises Unavailable, DeadlineExceeded."""
+    with _channel(master, "master") as channel:
+        request = pb.StatusRequest(context=common.Context())
+        reply: pb.StatusReply = master_pb2_grpc.MasterStub(channel).Status(request, timeout=timeout_s)
+        return reply
+
+
+def dump(master: str) -> Iterator[pb.DumpRecord]:
+    """All records of one snapshot; a stream without ``end`` was cut. Raises Unavailable, DeadlineExceeded."""
+    with _channel(master, "master") as channel:
+        yield from master_pb2_grpc.MasterStub(channel).Dump(pb.DumpRequest(context=common.Context()), timeout=STREAM_S)
+
+
+def worker_blocks(address: str) -> Sequence[pb.BlockReport] | None:
+    """All block files of a worker; None when it does not answer."""
+    try:
+        with _channel(address, "worker") as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            stub.Stats(worker_pb2.StatsRequest(), timeout=ANSWER_S)
+            return list(stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=STREAM_S))
+    except (Unavailable, DeadlineExceeded):
+        return None

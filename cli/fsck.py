@@ -1,0 +1,82 @@
+"""``hearth fsck``: asks the master and every worker what they have and says where they disagree. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options
+
+if TYPE_CHECKING:
+    from .consistency import Finding
+
+SETTLE_S = 3.0
+"""Time for a heartbeat to carry what happened between the two snapshots: reports of blocks, orders to delete."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Operating")(fsck)
+
+
+def fsck(
+    master: options.Master = None,
+    config: options.Config = None,
+    as_json: options.Json = False,
+    settle_s: Annotated[
+        float, typer.Option("--settle", min=0, help="Seconds until a finding is checked again, if there is any.")
+    ] = SETTLE_S,
+) -> None:
+    """Check the cluster: namespace, blocks, references. Read-only, and the cluster may be in use.
+
+    Names of workers that do not answer and blocks without a replica are warnings. Exit code 3 when there is any
+    finding.
+    """
+    from . import output
+
+    address = options.master_address(master, config)
+    with output.busy("checking", quiet=as_json):
+        found = confirmed(address, settle_s)
+    if as_json:
+        output.print_json({"findings": [finding._asdict() for finding in found]})
+    else:
+        _print(found)
+    if found:
+        raise typer.Exit(3)
+
+
+def confirmed(master: str, settle_s: float) -> list[Finding]:
+    """Findings that two checks some seconds apart agree on: snapshots of a master and its workers are never of one
+    moment, so what is on its way between them looks wrong once, and only once."""
+    first = _check(master)
+    if not first:
+        return []
+    time.sleep(settle_s)
+    second = set(_check(master))
+    return [finding for finding in first if finding in second]
+
+
+def _check(master: str) -> list[Finding]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from . import consistency, endpoint
+
+    workers = endpoint.status(master).workers
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        # Workers are asked before the master: a block that is published meanwhile is known to it already.
+        lists = list(pool.map(endpoint.worker_blocks, [worker.worker.address for worker in workers]))
+    reports = {worker.worker.worker_id: blocks for worker, blocks in zip(workers, lists, strict=True)}
+    return consistency.check(endpoint.dump(master), reports)
+
+
+def _print(found: list[Finding]) -> None:
+    from . import output
+
+    console = output.console()
+    for finding in found:
+        colour = "red" if finding.severity == "error" else "yellow"
+        line: list[Any] = [f"[{colour}]{finding.severity}[/]", output.plain(f"{finding.where}: {finding.text}")]
+        console.print(*line, soft_wrap=True)
+    errors = sum(finding.severity == "error" for finding in found)
+    console.print(f"{errors} errors, {len(found) - errors} warnings" if found else "clean")
