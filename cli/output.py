@@ -7,7 +7,6 @@ characters in them are shown as escapes, so that a file's name cannot rewrite th
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,9 +69,7 @@ def print_json(value: Any) -> None:
 
 
 def _as_json(value: Any) -> str:
-    if isinstance(value, bytes):
-        return printable(value)
-    return os.fspath(value)
+    return printable(value) if isinstance(value, bytes) else str(value)
 
 
 def size(count_bytes: float) -> str:
