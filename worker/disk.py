@@ -1,0 +1,395 @@
+"""One disk: a directory with block files, and what it can still take.
+
+Layout::
+
+    hearth-disk.json            schema, cluster id, worker id
+    blocks/<2 hex>/<block>.<g>  committed, mode 0444; they never change
+    working/<block>.<g>         being written by a client
+    working/<block>.<g>.part    being filled by this process; swept at start
+    bad/                        the last few files that failed their check, for whoever wants to look
+    index/                      see index.py
+
+All names are made from numbers, and opened relative to directory descriptors without following links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ..common.errors import Conflict, InvalidArgument, NewerFormat, SettingsError, WrongCluster
+from ..common.telemetry import get_logger
+from ..common.types import BlockKey
+from .index import Index
+from .os_calls import OsCalls
+from .settings import Floor
+
+SCHEMA = 1
+IDENTITY = "hearth-disk.json"
+BAD_FILES_KEPT = 8
+UNKNOWN_BYTES = 1 << 60
+"""Stands for the size of a filesystem that reports none (report R097)."""
+
+_NAME = re.compile(r"([0-9a-f]{16})\.(\d{1,10})")
+
+log = get_logger("worker.disk")
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whom a disk belongs to."""
+
+    worker_id: str
+    cluster_id: str
+    schema: int = SCHEMA
+
+
+class Space(NamedTuple):
+    capacity_bytes: int
+    used_bytes: int
+    available_bytes: int
+
+
+def file_name(key: BlockKey) -> str:
+    return str(key)
+
+
+def parse_name(name: str) -> BlockKey | None:
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[2]) >= 1 << 32:
+        return None
+    return BlockKey(int(match[1], 16), int(match[2]))
+
+
+def real_bytes(status: os.stat_result) -> int:
+    """What a file takes from its disk: blocks, not length (reservations and holes do not count)."""
+    return status.st_blocks * 512
+
+
+class Disk:
+    """Opens with ``inspect`` (changes nothing), then ``prepare``. Thread-safe after that.
+
+    Attributes:
+        failed: it answered EIO: no new blocks go here, what can be read is still served.
+        counted: ``used_bytes`` covers all files; False while a lost index is being made anew.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int | None, floor: Floor, calls: OsCalls | None = None) -> None:
+        self.path = path
+        self.calls = calls or OsCalls()
+        self.failed = False
+        self.counted = True
+        self.identity: Identity | None = None
+        self.index: Index
+        self._limit_bytes = limit_bytes
+        self._floor = floor
+        self._root_fd = -1
+        self._working_fd = -1
+        self._bad_fd = -1
+        self._shards: dict[str, int] = {}
+        self._shards_fd = -1
+        self._lock = threading.Lock()
+        self._block_bytes = 0
+        self._blocks = 0
+        self._loose_bytes: dict[BlockKey, int] = {}
+        self._made = False
+
+    def inspect(self, worker_id: str, cluster_id: str) -> None:
+        """Checks that the disk is usable and ours, and locks it. Nothing on it changes, but that a missing directory
+        is made (``close`` removes it again while it is empty).
+
+        Raises:
+            SettingsError, Conflict, WrongCluster, NewerFormat.
+        """
+        try:
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o755)
+                self._made = True
+            self._root_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SettingsError(f"disk {self.path}: {error.strerror}: give a directory that exists") from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise SettingsError(f"disk {self.path} is not writable for uid {os.geteuid()}: mend its mode or mount")
+        try:
+            fcntl.flock(self._root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"disk {self.path} is in use by another worker: stop it or name another disk") from None
+        self.identity = self._read_identity()
+        if self.identity is not None:
+            self._check_identity(self.identity, worker_id, cluster_id)
+
+    def _read_identity(self) -> Identity | None:
+        file = self.path / IDENTITY
+        try:
+            text = file.read_bytes()
+        except FileNotFoundError:
+            if (self.path / "blocks").exists():
+                raise SettingsError(
+                    f"disk {self.path} has blocks but no {IDENTITY}: put that file back, or empty the directory"
+                ) from None
+            return None
+        try:
+            schema = int(json.loads(text)["schema"])
+        except (ValueError, KeyError, TypeError):
+            raise SettingsError(f"{file} is damaged: put a good one back, or empty the directory") from None
+        if schema > SCHEMA:
+            raise NewerFormat(f"disk {self.path} has schema {schema}, this version reads up to {SCHEMA}: upgrade first")
+        try:
+            return msgspec.json.decode(text, type=Identity)
+        except msgspec.DecodeError as error:
+            raise SettingsError(f"{file} is damaged ({error}): put a good one back, or empty the directory") from None
+
+    def _check_identity(self, found: Identity, worker_id: str, cluster_id: str) -> None:
+        if found.worker_id != worker_id:
+            raise Conflict(
+                f"disk {self.path} belongs to worker {found.worker_id!r}, not {worker_id!r}: "
+                "start it with that worker id, or empty the directory"
+            )
+        if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
+            raise WrongCluster(
+                f"disk {self.path} belongs to cluster {found.cluster_id}, not {cluster_id}: name the right master, "
+                "or empty the directory"
+            )
+
+    def prepare(self, identity: Identity, boot_id: str) -> None:
+        """Makes what is missing of the layout, opens the index, and reads how much it says is used.
+
+        Raises:
+            NewerFormat, OSError.
+        """
+        for name in ("blocks", "working", "bad"):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self._root_fd)
+        self._shards_fd = self._open_directory("blocks", self._root_fd)
+        self._working_fd = self._open_directory("working", self._root_fd)
+        self._bad_fd = self._open_directory("bad", self._root_fd)
+        self.index = Index(self.path / "index", boot_id)
+        self.counted = not self.index.rebuilt or not os.listdir(self._shards_fd)
+        for _, record in self.index.records():
+            if record is not None:
+                self._block_bytes += record.disk_bytes
+                self._blocks += 1
+        if identity != self.identity:
+            self._write_identity(identity)
+
+    def _open_directory(self, name: str, dir_fd: int) -> int:
+        return self.calls.open("open-directory", name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+
+    def _write_identity(self, identity: Identity) -> None:
+        temporary = IDENTITY + ".new"
+        fd = self.calls.open(
+            "write-identity", temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=self._root_fd
+        )
+        try:
+            self.calls.pwrite("write-identity", fd, msgspec.json.format(msgspec.json.encode(identity)) + b"\n", 0)
+            self.calls.fsync("write-identity", fd)
+        finally:
+            os.close(fd)
+        self.calls.rename("write-identity", temporary, self._root_fd, IDENTITY, self._root_fd)
+        self.calls.fsync("write-identity", self._root_fd)
+        self.identity = identity
+
+    def close(self) -> None:
+        if hasattr(self, "index"):
+            self.index.close()
+        for fd in (self._working_fd, self._bad_fd, self._shards_fd, *self._shards.values(), self._root_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._root_fd = self._working_fd = self._bad_fd = self._shards_fd = -1
+        self._shards.clear()
+        if self._made and self.identity is None:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+    # ------------------------------------------------------------ files
+
+    def _shard(self, key: BlockKey) -> int:
+        """The directory of a block: by its low byte, so that ids in sequence spread over all 256."""
+        name = f"{key.block & 0xFF:02x}"
+        with self._lock:
+            fd = self._shards.get(name)
+            if fd is None:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=self._shards_fd)
+                fd = self._shards[name] = self._open_directory(name, self._shards_fd)
+            return fd
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Marks the disk failed when the system says EIO inside."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.EROFS) and type(error) is OSError and not self.failed:
+                self.failed = True
+                log.error("disk-failed", path=str(self.path), error=str(error))
+            raise
+
+    def open_block(self, key: BlockKey) -> int:
+        """Read-only.
+
+        Raises:
+            FileNotFoundError, InvalidArgument (not a regular file), OSError.
+        """
+        with self.noting_failure():
+            fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
+        return self._regular(fd, key)
+
+    def open_working(self, key: BlockKey, *, create: bool = False, part: bool = False) -> int:
+        """Read-write; ``part`` opens the file that only this process fills, empty.
+
+        Raises:
+            FileNotFoundError, InvalidArgument, OSError.
+        """
+        flags = os.O_RDWR | (os.O_CREAT if create or part else 0) | (os.O_TRUNC if part else 0)
+        with self.noting_failure():
+            fd = self.calls.open("open-working", self._working_name(key, part), flags, dir_fd=self._working_fd)
+        return self._regular(fd, key)
+
+    def _regular(self, fd: int, key: BlockKey) -> int:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InvalidArgument(f"block {key} on {self.path} is not a regular file: somebody put it there")
+        return fd
+
+    @staticmethod
+    def _working_name(key: BlockKey, part: bool) -> str:
+        return file_name(key) + (".part" if part else "")
+
+    def part_to_working(self, key: BlockKey) -> None:
+        with self.noting_failure():
+            self.calls.rename(
+                "part-done", self._working_name(key, True), self._working_fd, file_name(key), self._working_fd
+            )
+
+    def publish(self, key: BlockKey, fd: int, *, sync: bool, part: bool = False) -> None:
+        """Moves a working file, open as ``fd``, into place: after the rename it is the block."""
+        shard = self._shard(key)
+        with self.noting_failure():
+            if sync:
+                self.calls.fsync("sync-block", fd)
+            self.calls.rename("publish", self._working_name(key, part), self._working_fd, file_name(key), shard)
+            with contextlib.suppress(OSError):  # only a reminder for people: it must not undo what the rename did
+                self.calls.fchmod("seal-block", fd, 0o444)
+            if sync:
+                self.calls.fsync("sync-shard", shard)
+
+    def sync_block(self, key: BlockKey, fd: int) -> None:
+        with self.noting_failure():
+            self.calls.fsync("sync-block", fd)
+            self.calls.fsync("sync-shard", self._shard(key))
+
+    def remove_block(self, key: BlockKey) -> None:
+        with self.noting_failure(), contextlib.suppress(FileNotFoundError):
+            self.calls.unlink("delete", file_name(key), self._shard(key))
+
+    def remove_working(self, key: BlockKey, *, part: bool = False) -> None:
+        with self.noting_failure(), contextlib.suppress(FileNotFoundError):
+            self.calls.unlink("discard", self._working_name(key, part), self._working_fd)
+
+    def has_block(self, key: BlockKey) -> bool:
+        try:
+            os.stat(file_name(key), dir_fd=self._shard(key), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def move_aside(self, key: BlockKey) -> None:
+        """Keeps a bad file for whoever wants to look, and drops the oldest of those beyond ``BAD_FILES_KEPT``."""
+        with self.noting_failure(), contextlib.suppress(FileNotFoundError):
+            self.calls.rename("move-aside", file_name(key), self._shard(key), file_name(key), self._bad_fd)
+        kept = sorted(os.listdir(self._bad_fd), key=lambda name: os.stat(name, dir_fd=self._bad_fd).st_ctime_ns)
+        for name in kept[:-BAD_FILES_KEPT]:
+            self.calls.unlink("drop-bad", name, self._bad_fd)
+
+    def drop_bad_files(self) -> None:
+        """They give way before a writer is told that there is no room."""
+        for name in os.listdir(self._bad_fd):
+            self.calls.unlink("drop-bad", name, self._bad_fd)
+
+    def sweep_parts(self) -> list[tuple[BlockKey, os.stat_result]]:
+        """Deletes what this process was filling when it ended, and lists the working files of clients."""
+        found = []
+        with os.scandir(self._working_fd) as entries:
+            for entry in entries:
+                key = parse_name(entry.name)
+                if key is not None and entry.is_file(follow_symlinks=False):
+                    found.append((key, entry.stat(follow_symlinks=False)))
+                elif entry.name.endswith(".part") and parse_name(entry.name.removesuffix(".part")):
+                    self.calls.unlink("sweep", entry.name, self._working_fd)
+        return found
+
+    def scan(self) -> Iterator[tuple[BlockKey, os.stat_result]]:
+        """All committed block files, shard by shard; files with other names are none of ours."""
+        for shard in sorted(os.listdir(self._shards_fd)):
+            if not re.fullmatch("[0-9a-f]{2}", shard):
+                continue
+            fd = self._open_directory(shard, self._shards_fd)
+            try:
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        key = parse_name(entry.name)
+                        if key is None or f"{key.block & 0xFF:02x}" != shard:
+                            continue
+                        with contextlib.suppress(FileNotFoundError):
+                            yield key, entry.stat(follow_symlinks=False)
+            finally:
+                os.close(fd)
+
+    # ------------------------------------------------------------ space
+
+    def count_block(self, disk_bytes: int, blocks: int) -> None:
+        """Adds (or, negative, takes away) committed files."""
+        with self._lock:
+            self._block_bytes += disk_bytes
+            self._blocks += blocks
+
+    def count_loose(self, key: BlockKey, disk_bytes: int | None) -> None:
+        """What a file without record (working, or not indexed yet) takes now; None: it is gone or has a record."""
+        with self._lock:
+            if disk_bytes is None:
+                self._loose_bytes.pop(key, None)
+            else:
+                self._loose_bytes[key] = disk_bytes
+
+    @property
+    def blocks(self) -> int:
+        return self._blocks
+
+    def space(self) -> Space:
+        """From real bytes: block and working files by ``st_blocks``, the filesystem by ``statvfs``. The tighter of
+        setting and filesystem wins.
+
+        Raises:
+            OSError: the disk does not answer.
+        """
+        with self._lock:
+            used = self._block_bytes + sum(self._loose_bytes.values())
+        with self.noting_failure():
+            filesystem = self.calls.statvfs("statvfs", self._root_fd)
+        used += self._bad_bytes()
+        free = UNKNOWN_BYTES
+        if filesystem.f_blocks:
+            free = filesystem.f_bavail * filesystem.f_frsize - self._floor.of(filesystem.f_blocks * filesystem.f_frsize)
+            if filesystem.f_files and not filesystem.f_favail:
+                free = 0
+        limit = used + max(0, free)
+        if self._limit_bytes is not None:
+            limit = min(limit, self._limit_bytes)
+        available = min(free, limit - used)
+        if self.failed or not self.counted:
+            available = 0
+        return Space(limit, used, available)
+
+    def _bad_bytes(self) -> int:
+        return sum(real_bytes(os.stat(name, dir_fd=self._bad_fd)) for name in os.listdir(self._bad_fd))

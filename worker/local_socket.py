@@ -1,0 +1,273 @@
+"""The unix socket for clients on this node: one SEQPACKET message per request, descriptors beside the reply.
+
+A thread per connection reads requests and answers the quick ones itself; slow ones go to a small pool, so that a
+commit with fsync does not hold up an open on the same connection. All numbers are bounded: connections, requests in
+work, message sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, SettingsError, TooBig
+from ..common.telemetry import get_logger, trace
+from ..proto import worker_pb2
+from .control import Control, error_reply
+
+MAX_REQUEST_BYTES = 1 << 20
+MAX_IN_WORK = 64
+"""Slow requests of one connection at a time; more are refused with EBUSY."""
+SLOW_THREADS = 8
+SEND_BUFFER_BYTES = 4 << 20
+SEND_TIMEOUT_S = 10
+_SO_PEERGROUPS = 59
+
+log = get_logger("worker.socket")
+
+
+class LocalSocket:
+    """Bound after ``__init__``; listens and serves after ``start``.
+
+    Raises:
+        Conflict: a live worker answers there.
+        SettingsError: the path cannot be used.
+    """
+
+    def __init__(self, path: Path, max_connections: int = 256) -> None:
+        self.path = path
+        self._control: Control
+        self._max_connections = max_connections
+        self._connections: set[_Connection] = set()
+        self._guard = threading.Lock()
+        self._stopping = False
+        self._pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="socket-slow")
+        self._listener = _bind(path)
+        self._group = os.stat(path).st_gid
+        self._inode = os.stat(path).st_ino
+        self._thread = threading.Thread(target=self._accept, name="socket-accept", daemon=True)
+
+    def start(self, control: Control) -> None:
+        self._control = control
+        self._listener.listen(128)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError as error:
+                if self._stopping:
+                    return
+                log.error("accept-failed", error=str(error))
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    threading.Event().wait(0.1)  # the descriptor table is full: do not spin
+                    continue
+                if error.errno == errno.ECONNABORTED:
+                    continue
+                return
+            refusal = self._refusal(peer)
+            if refusal:
+                log.warning("peer-refused", reason=refusal)
+                peer.close()
+                continue
+            connection = _Connection(peer, self)
+            with self._guard:
+                self._connections.add(connection)
+            connection.thread.start()
+
+    def _refusal(self, peer: socket.socket) -> str:
+        pid, uid, gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if not may_connect(uid, {gid, *_peer_groups(peer)}, os.geteuid(), self._group):
+            return f"process {pid} of uid {uid} is neither root, uid {os.geteuid()} nor in group {self._group}"
+        if len(self._connections) >= self._max_connections:
+            return f"{self._max_connections} connections are open already"
+        return ""
+
+    def stop(self) -> None:
+        """Takes no more requests, lets those in work finish, and removes the socket file."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._guard:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.stop()
+        if self._thread.is_alive():
+            self._thread.join(2)
+        for connection in connections:
+            connection.thread.join(2)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for connection in connections:
+            connection.close()
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == self._inode:
+                self.path.unlink()
+
+
+class _Connection:
+    def __init__(self, peer: socket.socket, server: LocalSocket) -> None:
+        self._peer = peer
+        self._server = server
+        self._sending = threading.Lock()
+        self._slots = threading.BoundedSemaphore(MAX_IN_WORK)
+        self.thread = threading.Thread(target=self._serve, name="socket-connection", daemon=True)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        # A peer that does not take its replies must not hold a thread for ever.
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        with self._sending:
+            self._peer.close()
+
+    def _serve(self) -> None:
+        buffer = memoryview(bytearray(MAX_REQUEST_BYTES))
+        try:
+            while True:
+                size, _, flags, _ = self._peer.recvmsg_into([buffer])
+                if size == 0:
+                    return
+                if flags & socket.MSG_TRUNC:
+                    self._send(error_reply(0, TooBig(f"a request has at most {MAX_REQUEST_BYTES} bytes")), [])
+                    continue
+                try:
+                    request = worker_pb2.ControlRequest.FromString(bytes(buffer[:size]))
+                except DecodeError:
+                    self._send(error_reply(0, InvalidArgument("the message is not a ControlRequest")), [])
+                    continue
+                self._dispatch(request)
+        except OSError as error:
+            if not self._server._stopping and error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.EBADF):
+                log.warning("connection-ended", error=str(error))
+        finally:
+            with self._server._guard:
+                self._server._connections.discard(self)
+            if not self._server._stopping:
+                self.close()
+
+    def _dispatch(self, request: worker_pb2.ControlRequest) -> None:
+        if not self._server._control.is_slow(request):
+            self._answer(request)
+        elif self._slots.acquire(blocking=False):
+            self._server._pool.submit(self._answer_slow, request)
+        else:
+            self._send(error_reply(request.request_id, Busy(f"{MAX_IN_WORK} slow requests are in work")), [])
+
+    def _answer_slow(self, request: worker_pb2.ControlRequest) -> None:
+        try:
+            self._answer(request)
+        except OSError:
+            return  # the peer is gone; its connection's own thread notices
+        finally:
+            self._slots.release()
+
+    def _answer(self, request: worker_pb2.ControlRequest) -> None:
+        with trace(request.trace_id):
+            fds: list[int] = []
+            try:
+                answer = self._server._control.handle(request, "socket")
+                reply, fds = answer.reply, answer.fds
+            except HearthError as error:
+                reply = error_reply(request.request_id, error)
+            except Exception as error:
+                log.exception("request-failed", op=request.WhichOneof("op"))
+                reply = error_reply(request.request_id, OSError(errno.EIO, f"bug in the worker: {error!r}"))
+            try:
+                self._send(reply, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _send(self, reply: worker_pb2.ControlReply, fds: list[int]) -> None:
+        message = reply.SerializeToString()
+        with self._sending:
+            try:
+                if fds:
+                    socket.send_fds(self._peer, [message], fds)
+                else:
+                    self._peer.send(message)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                refusal = error_reply(reply.request_id, TooBig("the reply is too big: ask for fewer blocks at once"))
+                self._peer.send(refusal.SerializeToString())
+
+
+def may_connect(uid: int, groups: set[int], own_uid: int, socket_group: int) -> bool:
+    """Root, the worker's own user, or members of the socket's group."""
+    return uid in (0, own_uid) or socket_group in groups
+
+
+def _peer_groups(peer: socket.socket) -> tuple[int, ...]:
+    try:
+        data = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4096)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(data) // 4}I", data[: len(data) // 4 * 4])
+
+
+def _bind(path: Path) -> socket.socket:
+    """Checks the place, replaces the socket file of a dead worker, and binds with mode 0660."""
+    if len(os.fsencode(path)) > 107:
+        raise SettingsError(
+            f"socket path {path} is longer than the 107 bytes that the system allows: set a shorter one"
+        )
+    _check_directory(path)
+    if path.exists() or path.is_symlink():
+        _check_stale(path)
+    temporary = path.with_name(f".{os.getpid()}.sock")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        target = temporary if len(os.fsencode(temporary)) <= 107 else path
+        if target is path:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        listener.bind(str(target))
+        os.chmod(target, 0o660)
+        if target is not path:
+            target.replace(path)  # there is no moment at which a client finds nothing
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"socket {path}: {error.strerror}: give another --socket") from None
+    return listener
+
+
+def _check_directory(path: Path) -> None:
+    try:
+        status = os.stat(path.parent)
+    except OSError as error:
+        raise SettingsError(f"socket {path}: {error.strerror}: make its directory, or give another --socket") from None
+    if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o002:
+        raise SettingsError(
+            f"socket {path}: its directory must belong to uid {os.geteuid()} or root and not be writable by everybody"
+        )
+
+
+def _check_stale(path: Path) -> None:
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise SettingsError(f"socket {path}: something else stands there: remove it, or give another --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as probe:
+        probe.settimeout(2)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except OSError as error:
+            raise SettingsError(f"socket {path}: {error.strerror}: give another --socket") from None
+    raise Conflict(f"socket {path} is in use by a worker that is alive: stop it, or give another --socket")

@@ -1,0 +1,172 @@
+"""Wires the worker and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import threading
+from pathlib import Path
+
+from .. import __version__
+from ..common.clock import SystemClock
+from ..common.errors import WrongCluster
+from ..common.notify import notify
+from ..common.telemetry import TelemetryServer, get_logger
+from ..common.types import PROTOCOL
+from ..proto import master_pb2, worker_pb2
+from .block_store import BlockStore
+from .control import Control
+from .disk import Disk, Identity
+from .fetch import Fetcher
+from .leases import Leases
+from .local_socket import LocalSocket
+from .master_link import MasterLink
+from .metrics import Metrics
+from .reconcile import reconcile
+from .reports import Changes
+from .service import BlockStreams, GrpcDoor, WorkerService
+from .settings import WorkerSettings
+
+STOP_GRACE_S = 3.0
+SWEEP_S = 1.0
+
+log = get_logger("worker")
+
+
+class Worker:
+    """One worker. ``start`` takes it up, ``stop`` puts it down; what ``start`` took is given back when it fails.
+
+    Attributes:
+        address: host:port of the gRPC door, known after ``start``.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.address = ""
+        self._clock = SystemClock()
+        self._metrics = Metrics()
+        self._changes = Changes()
+        self._undo = contextlib.ExitStack()
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Checks everything that can be checked without a trace, registers, and only then touches the disks.
+
+        Raises:
+            HearthError, OSError: one line that says what is wrong and what to do; nothing was changed.
+        """
+        with contextlib.ExitStack() as undo:
+            self._start(undo)
+            self._undo = undo.pop_all()
+
+    def _start(self, undo: contextlib.ExitStack) -> None:
+        settings = self.settings
+        boot_id = _boot_id()
+        leases = Leases(settings.lease_s, settings.max_leases, lambda: secrets.randbits(63) | 1)
+        disks = []
+        for disk_setting in settings.parsed_disks:
+            disk = Disk(disk_setting.path, disk_setting.limit_bytes, settings.floor)
+            undo.callback(disk.close)
+            disk.inspect(settings.identity, settings.cluster_id)
+            disks.append(disk)
+        known = _one_cluster(disks) or settings.cluster_id
+        undo.callback(leases.close)
+        door = GrpcDoor(settings.listen, settings.rpc_threads)
+        undo.callback(door.stop, STOP_GRACE_S)
+        local = LocalSocket(settings.socket_path, settings.max_connections)
+        undo.callback(local.stop)
+        self.address = settings.advertise or f"{settings.listen.rpartition(':')[0]}:{door.port}"
+        link = self._link(known)
+        undo.callback(link.stop)
+        health = _Health(link, disks)
+        if settings.telemetry_listen:
+            undo.callback(TelemetryServer(settings.telemetry_listen, health, self._metrics.registry).close)
+        cluster_id = link.register_at_start(settings.start_timeout_s)
+
+        for disk in disks:
+            disk.prepare(Identity(settings.identity, cluster_id), boot_id)
+        store = BlockStore(disks, self._changes, boot_id)
+        self._metrics.watch(store, leases)
+        fetcher = Fetcher(store, self._clock, settings.fetch_timeout_s, self._metrics.fetched_bytes.inc)
+        control = Control(store, leases, fetcher, self._clock, self._metrics, settings.identity, cluster_id, link.nudge)
+        about = worker_pb2.StatsReply(
+            worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=__version__
+        )
+        door.start(
+            WorkerService(control, store, leases, about), BlockStreams(store, leases, self._clock, self._metrics)
+        )
+        local.start(control)
+        link.start(store)
+        background = threading.Thread(target=self._background, args=(store, leases, link), name="background")
+        background.start()
+        undo.callback(background.join)
+        undo.callback(self._stopping.set)
+
+    def _link(self, cluster_id: str) -> MasterLink:
+        settings = self.settings
+        request = master_pb2.RegisterWorkerRequest(
+            worker_id=settings.identity,
+            node_id=settings.node,
+            address=self.address,
+            cluster_id=cluster_id,
+            incarnation=secrets.randbits(63) | 1,
+            protocol=PROTOCOL,
+        )
+        return MasterLink(settings.master, request, self._changes, self._clock, self._metrics, settings.unknown_delay_s)
+
+    def _background(self, store: BlockStore, leases: Leases, link: MasterLink) -> None:
+        reconcile(store, self._stopping.is_set)
+        if not self._stopping.is_set():
+            link.scan_done()
+        while not self._stopping.wait(SWEEP_S):
+            leases.expire(self._clock.monotonic_s())
+
+    def stop(self) -> None:
+        self._undo.close()
+
+
+def serve(settings: WorkerSettings) -> None:
+    """Runs a worker until SIGTERM or SIGINT.
+
+    Raises:
+        HearthError, OSError: it could not start.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    worker = Worker(settings)
+    worker.start()
+    log.info("serving", address=worker.address, socket=str(settings.socket_path), master=settings.master)
+    notify("READY=1")
+    stop.wait()
+    notify("STOPPING=1")
+    worker.stop()
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _one_cluster(disks: list[Disk]) -> str:
+    found = {disk.identity.cluster_id: disk for disk in disks if disk.identity and disk.identity.cluster_id}
+    if len(found) > 1:
+        names = ", ".join(f"{disk.path} to {cluster}" for cluster, disk in found.items())
+        raise WrongCluster(f"the disks belong to different clusters: {names}: name those of one cluster")
+    return next(iter(found), "")
+
+
+class _Health:
+    """Whether the worker does its work, for ``/healthz``."""
+
+    def __init__(self, link: MasterLink, disks: list[Disk]) -> None:
+        self._link = link
+        self._disks = disks
+
+    def __call__(self) -> tuple[bool, str]:
+        if not self._link.healthy:
+            return False, f"the master at {self._link.address} does not answer"
+        failed = [str(disk.path) for disk in self._disks if disk.failed]
+        if failed:
+            return False, f"disks failed: {', '.join(failed)}"
+        return True, "ok"

@@ -1,0 +1,73 @@
+"""What the worker counts, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from .block_store import BlockStore
+from .leases import Leases
+
+
+class Metrics:
+    """Counters that the parts of one worker add to. ``door`` is "socket" or "grpc"."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.read_bytes = self._counter("read_bytes", "Payload bytes sent to readers.", "door")
+        self.written_bytes = self._counter("written_bytes", "Payload bytes taken from writers.", "door")
+        self.requests = self._counter("requests", "Control requests by operation.", "door", "op")
+        self.errors = self._counter("errors", "Blocks of control requests that failed, by errno.", "errno")
+        self.fetched_bytes = self._counter("fetched_bytes", "Bytes brought here from other workers.")
+        self.heartbeat_failures = self._counter("heartbeat_failures", "Calls to the master that failed.")
+        self.deletes = self._counter("deletes", "Blocks deleted by order of the master.")
+        self.commit_seconds = Histogram(
+            "hearth_worker_commit_seconds",
+            "Time of a commit request.",
+            registry=self.registry,
+            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1, 5),
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"hearth_worker_{name}", text, labels, registry=self.registry)
+
+    def watch(self, store: BlockStore, leases: Leases) -> None:
+        self.registry.register(_State(store, leases))
+
+
+class _State:
+    """Gauges that are read when somebody looks."""
+
+    def __init__(self, store: BlockStore, leases: Leases) -> None:
+        self._store = store
+        self._leases = leases
+
+    def collect(self) -> Iterable[Metric]:
+        yield _gauge("blocks", "Committed blocks.", self._store.blocks)
+        yield _gauge("working_blocks", "Blocks that are being written.", self._store.working_blocks)
+        yield _gauge("bad_blocks", "Blocks found missing or damaged since the start.", self._store.bad_blocks)
+        yield _gauge("leases", "Leases of clients on other nodes.", len(self._leases))
+        families = {
+            name: GaugeMetricFamily(f"hearth_worker_disk_{name}", text, labels=["disk"])
+            for name, text in (
+                ("capacity_bytes", "The lower of setting and filesystem."),
+                ("used_bytes", "Real bytes of block files."),
+                ("available_bytes", "What a writer can still get."),
+                ("failed", "1: the disk answered EIO."),
+            )
+        }
+        for disk in self._store.disks:
+            space = self._store.space_of(disk)
+            label = [str(disk.path)]
+            families["capacity_bytes"].add_metric(label, space.capacity_bytes)
+            families["used_bytes"].add_metric(label, space.used_bytes)
+            families["available_bytes"].add_metric(label, max(0, space.available_bytes))
+            families["failed"].add_metric(label, float(disk.failed))
+        yield from families.values()
+
+
+def _gauge(name: str, text: str, value: Any) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"hearth_worker_{name}", text, value=value)

@@ -1,0 +1,157 @@
+"""Settings of the worker, and what their texts mean."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import pydantic
+
+from ..common.settings import Settings, parse_bytes
+from ..common.telemetry import LogFormat
+
+FLOOR_CAP_BYTES = 4 << 30
+"""A percentage floor never asks for more than this: 5 % of a 30 TB disk would be a waste."""
+SOCKET_NAME = "worker.sock"
+
+
+class DiskSetting(NamedTuple):
+    """One ``--disk DIR[:CAPACITY]``."""
+
+    path: Path
+    limit_bytes: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> DiskSetting:
+        """A colon belongs to the path unless a size follows it.
+
+        >>> DiskSetting.parse("/data/a:10GiB").limit_bytes == 10 << 30
+        True
+        >>> DiskSetting.parse("/data/a:b").path.name
+        'a:b'
+
+        Raises:
+            ValueError: empty path, or a capacity that is not positive.
+        """
+        head, colon, tail = text.rpartition(":")
+        limit: int | None = None
+        if colon and tail[:1].isdigit() and "/" not in tail:
+            limit = parse_bytes(tail)
+            if limit <= 0:
+                raise ValueError(f"disk {text!r}: the capacity must be more than 0")
+            text = head
+        if not text:
+            raise ValueError("a disk needs a directory: DIR or DIR:CAPACITY")
+        return cls(Path(text).absolute(), limit)
+
+
+class Floor(NamedTuple):
+    """Free space that stays free: a share of the filesystem, at most ``FLOOR_CAP_BYTES``, or a number of bytes."""
+
+    share: float
+    size_bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> Floor:
+        if not text.endswith("%"):
+            return cls(0.0, parse_bytes(text))
+        share = float(text[:-1]) / 100
+        if not 0 <= share < 1:
+            raise ValueError(f"free_floor {text!r}: give 0% to 99%, or a number of bytes")
+        return cls(share, 0)
+
+    def of(self, total_bytes: int) -> int:
+        return min(int(total_bytes * self.share), FLOOR_CAP_BYTES) if self.share else self.size_bytes
+
+
+class WorkerSettings(Settings):
+    """What ``hearth worker`` can be told. Durations are seconds."""
+
+    role: ClassVar[str] = "worker"
+
+    master: str = "127.0.0.1:7070"
+    disks: tuple[str, ...] = pydantic.Field((), validate_default=True)
+    listen: str = "127.0.0.1:7071"
+    advertise: str = ""
+    socket: str = ""
+    node_id: str = ""
+    worker_id: str = ""
+    cluster_id: str = ""
+    free_floor: str = "5%"
+    telemetry_listen: str = ""
+    log_level: str = "info"
+    log_format: LogFormat = "console"
+    allow_insecure: bool = False
+    start_timeout_s: float = pydantic.Field(10.0, gt=0)
+    unknown_delay_s: float = pydantic.Field(60.0, ge=0)
+    lease_s: float = pydantic.Field(30.0, gt=0)
+    max_leases: int = pydantic.Field(4096, gt=0)
+    max_connections: int = pydantic.Field(256, gt=0)
+    rpc_threads: int = pydantic.Field(32, gt=0)
+    fetch_timeout_s: float = pydantic.Field(120.0, gt=0)
+    stream_timeout_s: float = pydantic.Field(300.0, gt=0)
+
+    @pydantic.field_validator("disks")
+    @classmethod
+    def _disks_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("give at least one --disk DIR[:CAPACITY]")
+        paths = [DiskSetting.parse(text).path for text in value]
+        if len(set(paths)) != len(paths):
+            raise ValueError("the same directory is named twice")
+        return value
+
+    @pydantic.field_validator("free_floor")
+    @classmethod
+    def _floor_parses(cls, value: str) -> str:
+        Floor.parse(value)
+        return value
+
+    @pydantic.field_validator("master", "listen")
+    @classmethod
+    def _address_has_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError("write it as HOST:PORT")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _only_loopback(self) -> WorkerSettings:
+        host = self.listen.rpartition(":")[0].strip("[]")
+        if not self.allow_insecure and not _is_loopback(host):
+            raise ValueError(
+                f"listen {self.listen} is reachable from outside and there are no credentials: "
+                "listen on 127.0.0.1, or set allow_insecure for a network that you trust"
+            )
+        return self
+
+    @property
+    def parsed_disks(self) -> list[DiskSetting]:
+        return [DiskSetting.parse(text) for text in self.disks]
+
+    @property
+    def floor(self) -> Floor:
+        return Floor.parse(self.free_floor)
+
+    @property
+    def node(self) -> str:
+        return self.node_id or socket.gethostname()
+
+    @property
+    def identity(self) -> str:
+        return self.worker_id or self.node
+
+    @property
+    def socket_path(self) -> Path:
+        return Path(self.socket).absolute() if self.socket else self.parsed_disks[0].path / SOCKET_NAME
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
