@@ -1,0 +1,108 @@
+"""What we need to know about a vLLM engine, read from its configuration in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from typing import Any
+
+import vllm
+from vllm.platforms import current_platform
+
+from ..common.errors import SettingsError
+from . import weights
+from .identity import GroupIdentity, KvIdentity
+from .notices import Notices
+from .settings import ConnectorSettings
+
+
+def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSettings, notices: Notices) -> KvIdentity:
+    """The identity of this engine's chunks; the same in its scheduler and in all its workers.
+
+    Raises:
+        SettingsError: the engine's block hashes differ from process to process, so no chunk would ever be found.
+    """
+    cache, parallel = offloading_config.cache, offloading_config.parallel
+    algorithm, seed = _hashing(vllm_config.cache_config.prefix_caching_hash_algo, notices)
+    return KvIdentity(
+        model=offloading_config.model.name,
+        weights=settings.weights_revision or _weights(vllm_config.model_config, notices),
+        engine=f"vllm-{'.'.join(vllm.__version__.split('.')[:2])}",
+        platform=_platform(vllm_config),
+        dtype=f"{offloading_config.model.dtype}/{vllm_config.model_config.dtype}",
+        kv_layout=str(offloading_config.kv_cache_layout),
+        groups=tuple(
+            GroupIdentity(group.group_id, group.tokens_per_block, tuple(group.layer_names))
+            for group in offloading_config.groups
+        ),
+        block_bytes=offloading_config.worker_kv_bytes_per_block,
+        blocks_per_chunk=cache.blocks_per_chunk,
+        tokens_per_hash=cache.tokens_per_hash,
+        tensor_parallel=parallel.tp_size,
+        pipeline_parallel=parallel.pp_size,
+        prefill_context_parallel=parallel.pcp_size,
+        decode_context_parallel=parallel.dcp_size,
+        world_size=parallel.world_size,
+        hash_algorithm=algorithm,
+        hash_seed=seed,
+    )
+
+
+def _hashing(algorithm: str, notices: Notices) -> tuple[str, str]:
+    """0.32 starts sha256 and sha256_cbor from a fixed value, xxhash from a random one, all from PYTHONHASHSEED if set."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    if seed is None and "sha256" not in algorithm:
+        raise SettingsError(
+            f"--prefix-caching-hash-algo {algorithm} gives every process its own block hashes, so that no engine would "
+            f"find another's chunks. Use sha256_cbor (or sha256), or set PYTHONHASHSEED to one value for all engines"
+        )
+    if seed is not None:
+        notices.info(
+            "PYTHONHASHSEED=%s is part of each block hash: only engines with the same value share chunks", seed
+        )
+    return algorithm, "" if seed is None else seed
+
+
+def _weights(model_config: Any, notices: Notices) -> str:
+    settings = model_config.hf_config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version"):
+        settings.pop(volatile, None)
+    loading = json.dumps(
+        [settings, str(model_config.quantization), str(model_config.hf_overrides or "")], sort_keys=True, default=str
+    )
+    directory = _model_directory(model_config)
+    if directory is None:
+        notices.warn(
+            "weights",
+            "the weights of %s are not on this disk; chunks are told apart by its name and revision %s only. "
+            "Set extra_config.weights_revision",
+            model_config.model,
+            model_config.revision,
+        )
+        named = f"{model_config.model}\0{model_config.revision}\0{loading}"
+        return hashlib.sha256(named.encode()).hexdigest()[:16]
+    return weights.fingerprint(directory, loading)
+
+
+def _model_directory(model_config: Any) -> str | None:
+    if os.path.isdir(model_config.model):
+        return str(model_config.model)
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model_config.model, "config.json", revision=model_config.revision)
+    return os.path.dirname(cached) if isinstance(cached, str) else None
+
+
+def _platform(vllm_config: Any) -> str:
+    """Kernels arrange the bytes of a page each in their own way; the CPU ones by instruction set, too."""
+    backend = getattr(vllm_config.attention_config, "backend", None)
+    parts = [str(current_platform.device_type), str(getattr(backend, "name", backend))]
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        model = vllm_config.model_config
+        block_size = vllm_config.cache_config.block_size
+        parts += [platform.machine(), _get_attn_isa(model.dtype, block_size, model.get_head_size())]
+    return "/".join(parts)

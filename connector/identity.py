@@ -1,0 +1,108 @@
+"""Which chunks an engine may share: the directory that holds them, and the names in it.
+
+A directory is ``<root>/<model>-<fingerprint>/<layout>/<rank>``. Two engines meet in one only if every byte of a chunk
+means the same to both: same model and weights, dtype, page layout, parallel sizes and rank, block and chunk size, and
+the same way of hashing tokens. All of it goes into a digest over one canonical JSON text, so no two sets of values can
+run together by way of separators, and no name can be too long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from typing import Any
+
+FORMAT = 1
+"""Version of the layout of chunks and names; another one never reads this one's files."""
+MAX_NAME_BYTES = 255
+MANIFEST = "manifest.json"
+CHUNK_ENDING = ".kv"
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupIdentity:
+    """One KV cache group: its layers share block tables."""
+
+    group_id: int
+    tokens_per_block: int
+    layers: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class KvIdentity:
+    """Everything that decides whether two engines' chunks are interchangeable."""
+
+    model: str
+    weights: str
+    engine: str
+    platform: str
+    """Platform, attention backend and whatever else arranges bytes within a page."""
+    dtype: str
+    kv_layout: str
+    groups: tuple[GroupIdentity, ...]
+    block_bytes: int
+    """Of one block in all layers of one worker: heads, head size and padding show in it."""
+    blocks_per_chunk: int
+    tokens_per_hash: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    prefill_context_parallel: int
+    decode_context_parallel: int
+    world_size: int
+    hash_algorithm: str
+    hash_seed: str
+
+    @property
+    def model_directory(self) -> str:
+        """``<readable model name>-<weights>``; the readable part is for people, the digest tells models apart."""
+        readable = (
+            re.sub(r"[^A-Za-z0-9._-]+", "_", self.model.rstrip("/").rpartition("/")[2])[:80].strip(".") or "model"
+        )
+        return f"{readable}-{_digest({'model': readable, 'weights': self.weights})[:16]}"
+
+    @property
+    def layout(self) -> str:
+        """32 hex digits over all fields but the model's name and weights."""
+        fields = dataclasses.asdict(self) | {"format": FORMAT}
+        del fields["model"], fields["weights"]
+        return _digest(fields)[:32]
+
+    def directory(self, rank: int) -> str:
+        """Relative to the root, of the chunks of one worker."""
+        return f"{self.model_directory}/{self.layout}/{rank}"
+
+    def ranks(self) -> range:
+        return range(self.world_size)
+
+    def manifest(self) -> bytes:
+        """For people: what the digests in the path stand for. No program reads it."""
+        fields = dataclasses.asdict(self) | {"format": FORMAT}
+        return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def chunk_name(key: bytes) -> str:
+    """The file name of a chunk: its key, which is a hash and a group number, in hex.
+
+    Raises:
+        ValueError: the name would be longer than a file system takes.
+    """
+    name = key.hex() + CHUNK_ENDING
+    if len(name) > MAX_NAME_BYTES:
+        raise ValueError(f"a key of {len(key)} bytes makes a file name of {len(name)}; at most {MAX_NAME_BYTES}")
+    return name
+
+
+def chunk_key(name: str) -> bytes:
+    """The key that ``chunk_name`` made ``name`` from.
+
+    >>> chunk_key(chunk_name(b"abc"))
+    b'abc'
+    """
+    return bytes.fromhex(name.removesuffix(CHUNK_ENDING))
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
