@@ -1,0 +1,152 @@
+"""Many whole files into caller-owned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..common.errors import HearthError, InvalidArgument, NotFound, Stale, TooBig
+from ..proto import master_pb2 as pb
+from . import packed_names, paths
+from .batch import Group, byte_view, check_lengths, group
+from .core import Core
+from .deadline import Deadline
+from .layout import Version
+from .local_socket import MAX_BLOCKS
+from .open_version import OpenVersion
+from .packed_names import LookupResult
+from .paths import Name, Path
+from .reader import LocalBlock
+from .workers import Lost
+
+
+def lookup_many(
+    core: Core, directory: Path, names: Sequence[Name], want_layout: bool, deadline: Deadline
+) -> LookupResult:
+    """One call for up to 8,192 names. A missing directory is all misses; so is a name that cannot be one."""
+    raw = [paths.encode(name) for name in names]
+    return _lookup(core, paths.normalise(directory), raw, want_layout, deadline)
+
+
+def _lookup(core: Core, directory: bytes, names: list[bytes], want_layout: bool, deadline: Deadline) -> LookupResult:
+    found: list[bool] = []
+    versions: list[Version | None] = []
+    for part in packed_names.split(names):
+        request = pb.LookupManyRequest(
+            path=directory,
+            names=packed_names.pack(part),
+            want_layout=want_layout,
+            prefer_node=core.workers.node_id,
+        )
+        some = packed_names.result(core.metadata.lookup_many(request, deadline), len(part), want_layout)
+        found += some.found
+        versions += some.versions
+    return LookupResult(found, versions)
+
+
+@dataclass
+class _Item:
+    """One file on its way into ``view``."""
+
+    index: int
+    version: Version
+    view: memoryview
+
+
+def get_many(
+    core: Core, items: Sequence[Path], buffers: Sequence[object], directory: Path | None, deadline: Deadline
+) -> list[HearthError | None]:
+    """Fills buffer i with the bytes of file i, all verified; None in the result for each that is complete.
+
+    An error is the item's own: NotFound (a miss: no such file, or none of its replicas lives), InvalidArgument (the
+    file's size is not the buffer's), BlockCorrupt, Unavailable, DeadlineExceeded. The contents of its buffer are
+    undefined then.
+
+    Raises:
+        InvalidArgument: not as many buffers as paths.
+    """
+    check_lengths(items, buffers)
+    results: list[HearthError | None] = [None] * len(items)
+    wanted: list[_Item] = []
+    for each in group(items, directory, results):
+        try:
+            wanted += _located(core, each, buffers, results, deadline)
+        except HearthError as error:
+            for index in each.indexes:
+                results[index] = error
+    _read_all(core, wanted, results, deadline)
+    return results
+
+
+def _located(
+    core: Core, each: Group, buffers: Sequence[object], results: list[HearthError | None], deadline: Deadline
+) -> list[_Item]:
+    found = _lookup(core, each.directory, each.names, True, deadline)
+    wanted = []
+    for name, index, version in zip(each.names, each.indexes, found.versions, strict=True):
+        shown = paths.decode(paths.join(each.directory, name))
+        try:
+            view = byte_view(buffers[index], writable=True)
+            if version is None:
+                raise NotFound(f"{shown!r} does not exist, or none of its replicas is reachable")
+            if version.size_bytes != len(view):
+                raise InvalidArgument(f"{shown!r} has {version.size_bytes} bytes, its buffer {len(view)}")
+            wanted.append(_Item(index, version, view))
+        except HearthError as error:
+            results[index] = error
+    return wanted
+
+
+def _read_all(core: Core, wanted: list[_Item], results: list[HearthError | None], deadline: Deadline) -> None:
+    here = [item for item in wanted if item.version.key and core.reader.is_local(item.version)]
+    local = {item.index for item in here}
+    for start in range(0, len(here), MAX_BLOCKS):
+        _read_group(core, here[start : start + MAX_BLOCKS], results, deadline)
+    _read_group(core, [item for item in wanted if item.index not in local], results, deadline, local=False)
+
+
+def _read_group(
+    core: Core, some: list[_Item], results: list[HearthError | None], deadline: Deadline, *, local: bool = True
+) -> None:
+    """Descriptors are held for one group at a time, so that a batch of any size needs few."""
+    blocks: list[LocalBlock | HearthError | None] = [None] * len(some)
+    if local and some:
+        try:
+            blocks = list(core.reader.open_local([item.version for item in some], deadline))
+        except (*Lost, TooBig):
+            pass  # by gRPC then
+
+    def one(position: int) -> None:
+        item, block = some[position], blocks[position]
+        try:
+            _read_one(core, item, block, deadline)
+        except HearthError as error:
+            results[item.index] = error
+
+    try:
+        core.crew.for_each(len(some), one)
+    finally:
+        for block in blocks:
+            if isinstance(block, LocalBlock):
+                block.close()
+
+
+def _read_one(core: Core, item: _Item, block: LocalBlock | HearthError | None, deadline: Deadline) -> None:
+    """The version that was looked up; when its bytes are gone, the one that took its place meanwhile."""
+    version = item.version
+    deadline.left_s(version.what)
+    opened = OpenVersion(core.reader, version, block if isinstance(block, LocalBlock) else None, owned=False)
+    try:
+        opened.read(0, item.view, deadline)
+        return
+    except Stale as error:
+        now = core.reader.refresh(version, deadline)
+        if now is None:
+            raise error
+    if now.size_bytes != len(item.view):
+        raise InvalidArgument(f"the file has {now.size_bytes} bytes now, its buffer {len(item.view)}")
+    opened = OpenVersion(core.reader, now, core.reader.open(now, deadline))
+    try:
+        opened.read(0, item.view, deadline)
+    finally:
+        opened.close()

@@ -1,0 +1,67 @@
+"""What one client is made of, put together in one place; its parts know each other, nobody else's globals."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from .channels import Channels
+from .crew import Crew
+from .deadline import Deadline
+from .local_socket import LocalWorker
+from .metadata import Metadata
+from .reader import Reader
+from .retry import RetryPolicy
+from .session import Identity, Session
+from .settings import ClientSettings
+from .workers import Workers
+from .writer import Writer
+
+
+@dataclass(frozen=True)
+class Core:
+    settings: ClientSettings
+    session: Session
+    metadata: Metadata
+    workers: Workers
+    crew: Crew
+    reader: Reader
+    writer: Writer
+
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
+        """From now; the client's own timeout when None."""
+        return Deadline(self.settings.timeout_s if timeout_s is None else timeout_s)
+
+    def close(self) -> None:
+        """Ends threads and connections. Calls that are under way fail with Unavailable."""
+        self.metadata.close()
+        self.workers.close()
+        self.crew.close()
+
+
+def build(settings: ClientSettings, kind: str) -> Core:
+    """No connection is made yet: the first call does."""
+    node_id = settings.node_id or socket.gethostname()
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    policy = RetryPolicy(settings.first_retry_s, settings.max_retry_s)
+    session = Session(Identity(node_id, kind, name, settings.cluster_id))
+    metadata = Metadata(settings.master, session, policy=policy, attempt_limit_s=settings.attempt_timeout_s)
+    local = (
+        LocalWorker(settings.worker_socket, cluster_id=settings.cluster_id, connections=settings.local_connections)
+        if settings.worker_socket
+        else None
+    )
+    workers = Workers(Channels(settings.max_channels), local, node_id, policy=policy)
+    crew = Crew(settings.thread_count())
+    reader = Reader(metadata, workers, crew)
+    return Core(settings, session, metadata, workers, crew, reader, Writer(metadata, workers))
+
+
+def process_umask() -> int:
+    """Without changing it for other threads even for a moment, as ``os.umask`` would."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022

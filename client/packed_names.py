@@ -1,0 +1,104 @@
+"""Many names in one field, and the bitmap that answers them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.types import BlockKey
+from ..proto import common_pb2 as common
+from ..proto import master_pb2 as pb
+from .layout import Version, replica
+
+MAX_NAMES = 8192
+MAX_BYTES = 1 << 20
+"""Of one request: the reply with layouts is about 60 bytes a name, and a message 4 MiB at most."""
+
+
+def pack(names: Sequence[bytes]) -> common.PackedNames:
+    """
+    >>> pack([b"ab", b"cd"]).packed, list(pack([b"a", b"bc"]).names)
+    (b'abcd', [b'a', b'bc'])
+    """
+    width = len(names[0]) if names else 0
+    if width and all(len(name) == width for name in names):
+        return common.PackedNames(width=width, packed=b"".join(names))
+    return common.PackedNames(names=names)
+
+
+def split(names: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """Groups that fit into one request each."""
+    groups = []
+    start = total = 0
+    for index, name in enumerate(names):
+        total += len(name) + 4
+        if index - start == MAX_NAMES or total > MAX_BYTES:
+            groups.append(names[start:index])
+            start, total = index, len(name) + 4
+    if start < len(names):
+        groups.append(names[start:])
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """``found[i]``: name i is a regular file whose bytes can be read now. ``versions[i]``: how, when layouts were
+    asked for and it is found; else None."""
+
+    found: list[bool]
+    versions: list[Version | None]
+
+    @property
+    def leading_hits(self) -> int:
+        """How many names from the first on are found without a gap."""
+        return self.found.index(False) if False in self.found else len(self.found)
+
+    @property
+    def hits(self) -> int:
+        return sum(self.found)
+
+
+def bits(bitmap: bytes, count: int) -> list[bool]:
+    """Least significant first; what is missing is False.
+
+    >>> bits(b"\\x05", 3)
+    [True, False, True]
+    """
+    number = int.from_bytes(bitmap, "little")
+    return [digit == "1" for digit in f"{number:0{max(1, count)}b}"[::-1][:count]]
+
+
+def result(reply: pb.LookupManyReply, count: int, want_layout: bool) -> LookupResult:
+    found = bits(reply.found, count)
+    versions: list[Version | None] = [None] * count
+    if want_layout:
+        workers = [replica(worker) for worker in reply.workers]
+        for version, index in zip(_versions(reply, workers), (i for i, hit in enumerate(found) if hit), strict=True):
+            versions[index] = version
+    return LookupResult(found, versions)
+
+
+def _versions(reply: pb.LookupManyReply, workers: list[Any]) -> list[Version]:
+    return [
+        Version(
+            inode,
+            size,
+            BlockKey(block, generation) if block else None,
+            length,
+            valid,
+            digest,
+            (workers[worker],) if block else (),
+        )
+        for inode, block, generation, length, digest, size, worker, valid in zip(
+            reply.inodes,
+            reply.blocks,
+            reply.generations,
+            reply.lengths_bytes,
+            reply.digests,
+            reply.sizes_bytes,
+            reply.worker_indexes,
+            reply.valid_bytes,
+            strict=True,
+        )
+    ]

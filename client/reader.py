@@ -1,0 +1,187 @@
+"""Gets verified bytes of a block: from this node's disk by descriptor, else from any replica by gRPC.
+
+A replica whose bytes are missing or wrong is reported to the master and not asked again; the next one serves.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from ..common.checksums import CHUNK_BYTES, Verifier, read_exactly
+from ..common.errors import BlockCorrupt, BlockMissing, HearthError, NotFound, TooBig, Unavailable
+from ..common.telemetry import get_logger
+from ..common.types import BlockKey
+from ..proto import master_pb2
+from ..proto import worker_pb2 as pb
+from .crew import Crew
+from .deadline import Deadline
+from .layout import Replica, Version, in_order, version_of
+from .local_socket import MAX_BLOCKS, LocalReply
+from .metadata import Metadata
+from .workers import Lost, Workers, left_for_replica
+
+log = get_logger(__name__)
+
+RANGE_BYTES = 16 * CHUNK_BYTES
+"""What one gRPC stream fetches: a longer read is several streams side by side."""
+REPORT_S = 5.0
+
+
+class LocalBlock:
+    """A descriptor of a committed block and what its bytes must be. Reads are thread-safe; ``close`` is the owner's."""
+
+    def __init__(self, fd: int, verifier: Verifier | None) -> None:
+        self._fd = fd
+        self._verifier = verifier
+
+    def read(self, start: int, view: memoryview) -> None:
+        """Whole chunks from ``start``.
+
+        Raises:
+            BlockCorrupt: a chunk differs, the file is too short, or the disk failed.
+        """
+        try:
+            for at in range(0, len(view), CHUNK_BYTES):
+                # Chunk by chunk: the hash finds the bytes in the core's cache.
+                part = view[at : at + CHUNK_BYTES]
+                read_exactly(self._fd, start + at, part)
+                if self._verifier is not None:
+                    self._verifier.check(start + at, part)
+        except HearthError:
+            raise
+        except OSError as error:
+            raise BlockCorrupt(f"local disk: {error.strerror}") from None
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Reader:
+    """Thread-safe."""
+
+    def __init__(self, metadata: Metadata, workers: Workers, crew: Crew) -> None:
+        self._metadata = metadata
+        self._workers = workers
+        self._crew = crew
+
+    def local_worker_id(self) -> str:
+        return self._workers.local_id()
+
+    def is_local(self, version: Version) -> bool:
+        local = self._workers.local_id()
+        return bool(local) and any(each.worker_id == local for each in version.replicas)
+
+    def open(self, version: Version, deadline: Deadline) -> LocalBlock | None:
+        """A descriptor of ``version`` where this node has it; None: read it by gRPC."""
+        if version.key is None or not self.is_local(version):
+            return None
+        try:
+            (block,) = self.open_local([version], deadline)
+        except (*Lost, TooBig):
+            return None
+        return block if isinstance(block, LocalBlock) else None
+
+    def open_local(self, versions: Sequence[Version], deadline: Deadline) -> list[LocalBlock | HearthError]:
+        """Descriptors of up to 64 blocks of this node, one call. Bad ones are reported.
+
+        Raises:
+            Unavailable, DeadlineExceeded, Busy, TooBig: the worker as a whole.
+        """
+        assert len(versions) <= MAX_BLOCKS
+        keys = [_key(version) for version in versions]
+        with self._workers.local_call(pb.ControlRequest(open=pb.OpenBlocks(blocks=keys)), deadline) as reply:
+            return [self._opened(reply, index, version) for index, version in enumerate(versions)]
+
+    def _opened(self, reply: LocalReply, index: int, version: Version) -> LocalBlock | HearthError:
+        number = reply.message.errnos[index] if index < len(reply.message.errnos) else 0
+        try:
+            if number == errno.ENOENT:
+                raise BlockMissing(f"{version.what}: {reply.message.message}")
+            if number == errno.EIO:
+                raise BlockCorrupt(f"{version.what}: {reply.message.message}")
+            if number:
+                raise reply.error(index) or Unavailable(version.what)
+            file = reply.message.blocks[index]
+            if file.length_bytes != version.length_bytes:
+                raise BlockCorrupt(f"{version.what}: is {file.length_bytes} bytes long, not {version.length_bytes}")
+            unsealed = not version.digest and not file.checksums
+            verifier = (
+                None if unsealed else Verifier(file.checksums, version.length_bytes, version.digest, version.what)
+            )
+            return LocalBlock(reply.take(index), verifier)
+        except (BlockMissing, BlockCorrupt) as error:
+            self.report(version, self._workers.local_id(), error)
+            return error
+        except HearthError as error:
+            return error
+
+    def report(self, version: Version, worker_id: str, error: HearthError) -> None:
+        """Tells the master of a replica that is not what it should be; best effort, a reader must go on."""
+        log.warning("bad-replica", block=str(version.key), worker=worker_id, reason=error.message)
+        key = version.key or BlockKey(0, 0)
+        report = master_pb2.ReportBadReplica(
+            block=key.block, generation=key.generation, worker_id=worker_id, reason=error.message[:500]
+        )
+        try:
+            self._metadata.mutate(master_pb2.MutateRequest(report_bad_replica=report, no_wait=True), Deadline(REPORT_S))
+        except HearthError as failed:
+            log.warning("bad-replica-not-reported", block=str(key), worker=worker_id, reason=failed.message)
+
+    def fetch(self, version: Version, start: int, view: memoryview, deadline: Deadline, bad: set[str]) -> None:
+        """Fills ``view`` with whole chunks from ``start`` by gRPC, in parallel ranges where it is long.
+
+        ``bad`` holds ids of workers that are not to be asked, and gets those that turn out so.
+
+        Raises:
+            BlockCorrupt, BlockMissing: no replica has the right bytes.
+            Unavailable, DeadlineExceeded: a replica that might have them did not answer in time.
+        """
+        count = -(-len(view) // RANGE_BYTES)
+
+        def one(index: int) -> None:
+            at = index * RANGE_BYTES
+            self._fetch_range(version, start + at, view[at : at + RANGE_BYTES], deadline, bad)
+
+        self._crew.for_each(count, one)
+
+    def _fetch_range(self, version: Version, start: int, view: memoryview, deadline: Deadline, bad: set[str]) -> None:
+        candidates = self._candidates(version, bad)
+        wrong: HearthError | None = None
+        lost: HearthError | None = None
+        for position, worker in enumerate(candidates):
+            others = position + 1 < len(candidates)
+            try:
+                timeout_s = left_for_replica(deadline, len(view), others, version.what)
+                self._workers.read(worker, version, start, view, timeout_s)
+                return
+            except (BlockMissing, BlockCorrupt, NotFound) as error:
+                wrong = error
+                if worker.worker_id not in bad:
+                    bad.add(worker.worker_id)
+                    self.report(version, worker.worker_id, error)
+            except Lost as error:
+                lost = error
+        if lost is not None:
+            raise lost
+        raise wrong or Unavailable(f"{version.what}: no live replica")
+
+    def _candidates(self, version: Version, bad: set[str]) -> list[Replica]:
+        return in_order(version.replicas, self._workers.local_id(), self._workers.node_id, bad)
+
+    def refresh(self, version: Version, deadline: Deadline) -> Version | None:
+        """The inode's version of now, when it differs from ``version`` in content or in where it is; else None.
+
+        Raises:
+            NotFound, Stale: the inode is gone.
+        """
+        now = version_of(self._metadata.getattr(version.inode, deadline))
+        return now if (now.key, now.replicas) != (version.key, version.replicas) else None
+
+
+def _key(version: Version) -> master_pb2.BlockKey:
+    assert version.key is not None
+    return master_pb2.BlockKey(block=version.key.block, generation=version.key.generation)

@@ -1,0 +1,163 @@
+"""How to reach a worker: this node's by its socket, every other by gRPC."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from ..common.data_stream import read_into, write_from
+from ..common.errors import Busy, DeadlineExceeded, TooBig, Unavailable, from_rpc_error
+from ..common.telemetry import TRACE_KEY, current_trace_id
+from ..common.types import BlockKey
+from ..proto import worker_pb2 as pb
+from ..proto.worker_pb2_grpc import WorkerStub
+from .channels import Channels
+from .deadline import Deadline
+from .layout import Replica, Version
+from .local_socket import LocalReply, LocalWorker
+from .retry import RetryPolicy
+
+HELLO_S = 2.0
+
+
+class Workers:
+    """Thread-safe. ``local`` is None on a node without a worker."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        local: LocalWorker | None,
+        node_id: str,
+        *,
+        policy: RetryPolicy | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._channels = channels
+        self._local = local
+        self.node_id = node_id
+        self._policy = policy or RetryPolicy()
+        self._sleep = sleep
+        self._chance = chance
+
+    def close(self) -> None:
+        self._channels.close()
+        if self._local is not None:
+            self._local.close()
+
+    def local_id(self) -> str:
+        """The id of this node's worker; empty when there is none, or it does not answer."""
+        return (self._local.identify(HELLO_S) if self._local is not None else None) or ""
+
+    def local_call(self, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
+        """By the socket: the only way that gives descriptors.
+
+        Raises:
+            Unavailable, DeadlineExceeded, Busy, TooBig.
+        """
+        if self._local is None:
+            raise Unavailable("this node has no worker")
+        return self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
+
+    def control(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
+        """Any control operation that needs no descriptor, by the best way to ``worker``.
+
+        Raises:
+            Unavailable, DeadlineExceeded.
+        """
+        if self._local is not None and worker.worker_id == self.local_id():
+            try:
+                return self.local_call(request, deadline)
+            except (Unavailable, Busy, TooBig):
+                pass  # its other door may be open, or wide enough
+        what = f"{request.WhichOneof('op')} on worker {worker.worker_id} at {worker.address}"
+        trace_id = request.trace_id = request.trace_id or current_trace_id()
+        with self._channel(worker, what) as channel:
+            try:
+                reply = WorkerStub(channel).Control(
+                    request, timeout=deadline.left_s(what), metadata=((TRACE_KEY, trace_id),)
+                )
+            except grpc.RpcError as error:
+                raise from_rpc_error(error, what) from None
+        return LocalReply(reply, [])
+
+    def persist(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
+        """``control``, sent again while the worker does not answer (it may be restarting): all operations are
+        idempotent.
+
+        Raises:
+            Unavailable, DeadlineExceeded: not until the deadline.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self.control(worker, request, deadline)
+            except Lost as error:
+                delay = self._policy.delay_s(attempt, deadline.elapsed_s(), deadline.timeout_s, error, self._chance())
+                if delay is None:
+                    raise
+            self._sleep(delay)
+
+    def read(self, worker: Replica, version: Version, start: int, into: memoryview, timeout_s: float) -> None:
+        """Whole chunks by gRPC, verified.
+
+        Raises:
+            BlockCorrupt, BlockMissing, Unavailable, DeadlineExceeded: ``into`` holds nothing to be used then.
+        """
+        assert version.key is not None
+        what = f"{version.what} on worker {worker.worker_id} at {worker.address}"
+        with self._channel(worker, what) as channel:
+            read_into(
+                channel,
+                version.key,
+                start,
+                into,
+                block_length=version.length_bytes,
+                digest=version.digest,
+                timeout_s=timeout_s,
+                what=what,
+                metadata=((TRACE_KEY, current_trace_id()),),
+            )
+
+    def write(self, worker: Replica, key: BlockKey, offset: int, data: memoryview, deadline: Deadline) -> None:
+        """Into a working block by gRPC.
+
+        Raises:
+            NoSpace, BlockCorrupt, Unavailable, DeadlineExceeded.
+        """
+        what = f"write of block {key} to worker {worker.worker_id} at {worker.address}"
+        with self._channel(worker, what) as channel:
+            write_from(
+                channel,
+                key,
+                offset,
+                data,
+                timeout_s=deadline.left_s(what),
+                what=what,
+                metadata=((TRACE_KEY, current_trace_id()),),
+            )
+
+    @contextmanager
+    def _channel(self, worker: Replica, what: str) -> Iterator[grpc.Channel]:
+        if not worker.address:
+            raise Unavailable(f"{what}: the master knows no address of it")
+        with self._channels.use(worker.address) as channel:
+            try:
+                yield channel
+            except ValueError:  # what grpc raises when the client was closed by another thread
+                raise Unavailable(f"{what}: the client was closed") from None
+
+
+def left_for_replica(deadline: Deadline, size_bytes: int, others: bool, what: str) -> float:
+    """How long one replica may take before the next is asked: a worker that hangs must not use up the whole call."""
+    left = deadline.left_s(what)
+    return min(left, max(left / 3, 2.0 + size_bytes / (50 << 20))) if others else left
+
+
+Lost = (Unavailable, DeadlineExceeded, Busy)
+"""The peer did not answer: it says nothing about the bytes."""
