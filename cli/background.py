@@ -9,6 +9,8 @@ from typing import Any
 
 from .supervisor import Daemon, hearth_command
 
+READY_S = 60.0
+
 
 def default_log(mountpoint: Path) -> Path:
     """``/var/log/hearthfs/mount-mnt-kvcache.log``, or below the user's state directory."""
@@ -18,30 +20,23 @@ def default_log(mountpoint: Path) -> Path:
 
 
 def mount_in_background(flags: Mapping[str, Any], config: Path | None, log_file: Path | None) -> str:
-    """Starts the daemon and returns a line that says so, once it is ready.
+    """Starts the daemon and returns a line that says so, once it is ready. ``flags`` are those of MountSettings.
 
     Raises:
         Unavailable: it ended before; the text is its own.
         DeadlineExceeded: it was not ready in time.
     """
-    mountpoint = Path(flags["mountpoint"])
+    mountpoint = Path(flags["mountpoint"]).absolute()
     log = (log_file or default_log(mountpoint)).absolute()
-    daemon = Daemon(f"mount {mountpoint}", foreground_command(flags, config), log=log, tied=False)
-    daemon.start(ready_s=60)
+    command = ["mount", str(mountpoint), "--foreground", *(["--config", str(config.absolute())] if config else [])]
+    daemon = Daemon("mount", hearth_command(*command), log=log, environment=as_variables(flags), tied=False)
+    daemon.start(READY_S)
     pid = daemon.pid
     daemon.release()
     return f"mounted on {mountpoint} (pid {pid}, log {log})"
 
 
-def foreground_command(flags: Mapping[str, Any], config: Path | None) -> list[str]:
-    """The same mount as a command that stays in the foreground."""
-    arguments = ["mount", str(flags["mountpoint"]), "--foreground"]
-    for key, value in flags.items():
-        name = key.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{name}" if value else f"--no-{name}")
-        elif key != "mountpoint":
-            arguments += [f"--{name}", str(value)]
-    if config:
-        arguments += ["--config", str(config.absolute())]
-    return hearth_command(*arguments)
+def as_variables(flags: Mapping[str, Any]) -> dict[str, str]:
+    """The flags as environment variables of the daemon: any setting can be passed on so, not just those with an
+    option."""
+    return {f"HEARTH_MOUNT_{key.upper()}": str(value) for key, value in flags.items() if key != "mountpoint"}

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from . import options
 
-if TYPE_CHECKING:
-    from ..common.settings import Settings
-
 PANEL = "Daemons"
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (master, worker, mount, umount):
+    for command in (up, master, worker, mount, umount):
         app.command(rich_help_panel=PANEL)(command)
 
 
-def _start_log(settings: Settings) -> None:
-    from ..common.telemetry import configure_logging
+def up(
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Everything goes here. [/var/lib/hearthfs or ~/.local/share]")
+    ] = None,
+    mountpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files appear. [DATA/mnt]")] = None,
+    no_mount: Annotated[bool, typer.Option("--no-mount", help="Master and worker only: no FUSE, no root.")] = False,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the master.")] = "127.0.0.1:7070",
+    worker_listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the worker.")] = "127.0.0.1:7071",
+    capacity: Annotated[str, typer.Option(metavar="SIZE", help="Of the disk, e.g. 100GiB. [what is free]")] = "",
+    config: options.Config = None,
+) -> None:
+    """Run a whole cluster on this machine until Ctrl-C: master, worker and mount."""
+    from . import up as embedded
 
-    configure_logging(getattr(settings, "log_level", "info"), getattr(settings, "log_format", "console"))
+    folder = (data or embedded.default_data()).absolute()
+    place = None if no_mount else (mountpoint or folder / "mnt").absolute()
+    embedded.run(embedded.Plan(folder, place, listen, worker_listen, capacity, config), typer.echo)
 
 
 def master(
@@ -53,7 +63,6 @@ def master(
     )
     settings = MasterSettings.load(flags, file=config)
     stop_with_parent()
-    _start_log(settings)
     serve(settings)
 
 
@@ -99,7 +108,6 @@ def worker(
     )
     settings = WorkerSettings.load(flags, file=config)
     stop_with_parent()
-    _start_log(settings)
     serve(settings)
 
 
@@ -110,7 +118,9 @@ def mount(
         str | None, typer.Option(metavar="PATH", help="Unix socket of this node's worker. [asked of the master]")
     ] = None,
     node_id: options.NodeId = None,
+    cluster_id: options.ClusterId = None,
     allow_other: options.AllowOther = None,
+    read_only: Annotated[bool, typer.Option("--read-only")] = False,
     telemetry_listen: options.Telemetry = None,
     log_level: options.LogLevel = None,
     log_format: options.LogFormat = None,
@@ -125,14 +135,16 @@ def mount(
     Returns once the mount works; the daemon goes on in the background. Other settings: table [mount] of the TOML
     file, or variables HEARTH_MOUNT_...
     """
-    from ..fuse_client.settings import MountSettings
+    from .supervisor import stop_with_parent
 
     flags = _given(
         mountpoint=mountpoint.absolute(),
         master=master,
         worker_socket=worker_socket,
         node_id=node_id,
+        cluster_id=cluster_id,
         allow_other=allow_other,
+        read_only=read_only or None,
         telemetry_listen=telemetry_listen,
         log_level=log_level,
         log_format=log_format,
@@ -140,15 +152,13 @@ def mount(
     if not foreground:
         from .background import mount_in_background
 
-        MountSettings.load(flags, file=config)
         typer.echo(mount_in_background(flags, config, log_file))
         return
     from ..fuse_client.main import serve
-    from .supervisor import stop_with_parent
+    from ..fuse_client.settings import MountSettings
 
     settings = MountSettings.load(flags, file=config)
     stop_with_parent()
-    _start_log(settings)
     serve(settings)
 
 

@@ -10,6 +10,7 @@ import grpc
 
 from ..common.data_stream import CHANNEL_OPTIONS
 from ..common.errors import DeadlineExceeded, Unavailable, from_rpc_error
+from ..common.types import BlockKey
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
 from ..proto import master_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -53,3 +54,24 @@ def worker_blocks(address: str) -> Sequence[pb.BlockReport] | None:
             return list(stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=STREAM_S))
     except (Unavailable, DeadlineExceeded):
         return None
+
+
+def worker_version(address: str, timeout_s: float = ANSWER_S) -> str:
+    """Raises Unavailable, DeadlineExceeded, NotSupported (somebody else answers)."""
+    with _channel(address, "worker") as channel:
+        reply = worker_pb2_grpc.WorkerStub(channel).Stats(worker_pb2.StatsRequest(), timeout=timeout_s)
+        return str(reply.version)
+
+
+def replica(address: str, key: BlockKey) -> worker_pb2.ControlReply:
+    """What a worker says of one block; errors about the block are in the reply.
+
+    Raises:
+        Unavailable, DeadlineExceeded.
+    """
+    with _channel(address, "worker") as channel:
+        wanted = worker_pb2.OpenBlocks(blocks=[pb.BlockKey(block=key.block, generation=key.generation)])
+        reply: worker_pb2.ControlReply = worker_pb2_grpc.WorkerStub(channel).Control(
+            worker_pb2.ControlRequest(open=wanted), timeout=ANSWER_S
+        )
+        return reply

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from . import daemons
+from . import daemons, doctor, files, fsck, status
 
 OK, FAILED, USAGE, FINDINGS = range(4)
 
@@ -24,7 +24,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 3 findings (fsck, doctor).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-daemons.add_to(app)
+for group in (daemons, files, status, fsck, doctor):
+    group.add_to(app)
 
 
 @app.command()

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -230,20 +230,21 @@ class Supervisor:
     def __init__(self, daemons: Sequence[Daemon]) -> None:
         self.daemons = list(daemons)
 
-    def start(self) -> Iterator[Daemon]:
-        """Starts them one by one and yields each when it is ready."""
+    def start(self, before: Callable[[str], None] = lambda _: None) -> Iterator[Daemon]:
+        """Starts them one by one and yields each when it is ready. ``before`` is called with a daemon's name ahead of
+        its start."""
         for daemon in self.daemons:
+            before(daemon.name)
             daemon.start()
             yield daemon
 
-    def wait_any(self, wakeup_fd: int) -> Daemon | None:
-        """Blocks until a daemon ended (it is returned) or ``wakeup_fd`` is readable (None)."""
+    def wait_any(self) -> Daemon:
+        """Blocks until a daemon ended, and returns it."""
         poller = select.poll()
-        poller.register(wakeup_fd, select.POLLIN)
         for daemon in self.daemons:
             poller.register(daemon.pidfd, select.POLLIN)
         ended = {fd for fd, _ in poller.poll()}
-        return next((daemon for daemon in self.daemons if daemon.pidfd in ended), None)
+        return next(daemon for daemon in self.daemons if daemon.pidfd in ended)
 
     def close(self) -> None:
         for daemon in reversed(self.daemons):

@@ -178,14 +178,16 @@ while True: signal.pause()
 
 def test_a_supervisor_notices_which_daemon_ended(daemon):
     one, two = daemon("ready(); signal.pause()", "one"), daemon("ready(); signal.pause()", "two")
-    reader, writer = os.pipe()
     with Supervisor([one, two]) as supervisor:
         assert [each.name for each in supervisor.start()] == ["one", "two"]
         two.kill()
-        assert supervisor.wait_any(reader) is two
-    with Supervisor([one]) as supervisor:
-        list(supervisor.start())
-        os.write(writer, b"x")
-        assert supervisor.wait_any(reader) is None
-    os.close(reader)
-    os.close(writer)
+        assert supervisor.wait_any() is two
+    assert not one.running
+
+
+def test_a_supervisor_says_what_it_is_about_to_start(daemon):
+    trail = []
+    with Supervisor([daemon("ready(); signal.pause()", "one")]) as supervisor:
+        started = supervisor.start(before=lambda name: trail.append(f"before {name}"))
+        trail.extend(f"ready {each.name}" for each in started)
+    assert trail == ["before one", "ready one"]
