@@ -135,7 +135,7 @@ def _read_one(core: Core, item: _Item, block: LocalBlock | HearthError | None, d
     """The version that was looked up; when its bytes are gone, the one that took its place meanwhile."""
     version = item.version
     deadline.left_s(version.what)
-    opened = OpenVersion(core.reader, version, block if isinstance(block, LocalBlock) else None, owned=False)
+    opened = OpenVersion(core.reader, version, block if isinstance(block, LocalBlock) else None)
     try:
         opened.read(0, item.view, deadline)
         return
@@ -145,7 +145,7 @@ def _read_one(core: Core, item: _Item, block: LocalBlock | HearthError | None, d
             raise error
     if now.size_bytes != len(item.view):
         raise InvalidArgument(f"the file has {now.size_bytes} bytes now, its buffer {len(item.view)}")
-    opened = OpenVersion(core.reader, now, core.reader.open(now, deadline))
+    opened = core.open_version(now, deadline)
     try:
         opened.read(0, item.view, deadline)
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..common.checksums import CHUNK_BYTES, checksum, pack
-from ..common.errors import HearthError, NotFound, from_errno
+from ..common.errors import HearthError, NotFound, Stale, from_errno
 from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from ..proto import worker_pb2
@@ -37,7 +37,7 @@ class PutOptions:
     mode: int = 0o666
 
 
-@dataclass
+@dataclass(eq=False)
 class _Item:
     index: int
     directory: int
@@ -99,12 +99,13 @@ class _Batch:
         self._results = results
 
     def put(self, items: list[_Item]) -> None:
-        """Writes and publishes; what a worker refuses goes to another, twice."""
+        """Writes and publishes; what a worker refuses goes to another, twice. So does a block that the master gave up
+        meanwhile, because this process was away for long: the bytes are still at hand."""
         avoid: list[str] = []
         left = items
         for attempt in range(1, PLACES + 1):
             failed = self._write_all(left, avoid, last=attempt == PLACES)
-            self._publish([item for item in left if item.block is not None])
+            failed += self._publish([item for item in left if item not in failed and not self._results[item.index]])
             left = failed
             if not left:
                 return
@@ -222,7 +223,9 @@ class _Batch:
             for position in positions:
                 errors[position] = error
 
-    def _publish(self, items: list[_Item]) -> None:
+    def _publish(self, items: list[_Item]) -> list[_Item]:
+        """Returns those whose block was not known any more."""
+        stale: list[_Item] = []
         by_call: dict[tuple[int, str], list[_Item]] = {}
         for item in items:
             assert item.block is not None
@@ -233,13 +236,15 @@ class _Batch:
                 reply = self._core.metadata.mutate(self._request(directory, worker_id, some), self._deadline)
                 for item, number in zip(some, reply.errnos, strict=True):
                     if number:
-                        self._results[item.index] = from_errno(number, f"cannot put {paths.decode(item.name)!r}")
-                        lost.append(item)
-            except HearthError as error:
+                        error = from_errno(number, f"cannot put {paths.decode(item.name)!r}")
+                        self._results[item.index] = error
+                        (stale if isinstance(error, Stale) else lost).append(item)
+            except HearthError as problem:
                 for item in some:
-                    self._results[item.index] = error
+                    self._results[item.index] = problem
                 lost = some
             self._core.writer.discard([item.block.key for item in lost if item.block is not None])
+        return stale
 
     def _request(self, directory: int, worker_id: str, items: list[_Item]) -> pb.MutateRequest:
         blocks = [item.block for item in items if item.block is not None]

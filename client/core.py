@@ -6,17 +6,25 @@ import os
 import socket
 from dataclasses import dataclass
 
+from ..common.errors import HearthError
+from ..common.telemetry import get_logger
 from .channels import Channels
 from .crew import Crew
 from .deadline import Deadline
+from .keeper import Keeper
+from .layout import Version
 from .local_socket import LocalWorker
 from .metadata import Metadata
+from .open_version import OpenVersion
+from .read_lease import ReadLease
 from .reader import Reader
 from .retry import RetryPolicy
 from .session import Identity, Session
 from .settings import ClientSettings
 from .workers import Workers
 from .writer import Writer
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,15 +36,43 @@ class Core:
     crew: Crew
     reader: Reader
     writer: Writer
+    keeper: Keeper
 
     def deadline(self, timeout_s: float | None = None) -> Deadline:
         """From now; the client's own timeout when None."""
         return Deadline(self.settings.timeout_s if timeout_s is None else timeout_s)
 
+    def open_version(self, version: Version, deadline: Deadline) -> OpenVersion:
+        """Holds the bytes of ``version`` by a local descriptor, else by a lease. Where neither can be had now, reading
+        may still succeed, or say why not."""
+        block = self.reader.open(version, deadline)
+        if block is not None:
+            return OpenVersion(self.reader, version, block, block)
+        for worker in self.reader.candidates(version) if version.key is not None else ():
+            lease = ReadLease(self.workers, self.keeper, worker, version)
+            try:
+                lease.take(deadline)
+                return OpenVersion(self.reader, version, hold=lease)
+            except HearthError as error:
+                log.info("no-lease", block=str(version.key), worker=worker.worker_id, reason=error.message)
+        return OpenVersion(self.reader, version)
+
+    def keep_session(self) -> None:
+        """Keeps the session alive though no call is made, until ``release_session``: working blocks end with it."""
+        every_s = max(1.0, self.session.lease_s / 3)
+        self.keeper.keep("session", every_s, lambda: self._touch(every_s))
+
+    def release_session(self) -> None:
+        self.keeper.release("session")
+
+    def _touch(self, timeout_s: float) -> None:
+        self.metadata.statfs(Deadline(min(timeout_s, self.settings.timeout_s)))
+
     def close(self) -> None:
         """Ends threads and connections. Calls that are under way fail with Unavailable."""
         self.metadata.close()
         self.workers.close()
+        self.keeper.close()
         self.crew.close()
 
 
@@ -55,7 +91,7 @@ def build(settings: ClientSettings, kind: str) -> Core:
     workers = Workers(Channels(settings.max_channels), local, node_id, policy=policy)
     crew = Crew(settings.thread_count())
     reader = Reader(metadata, workers, crew)
-    return Core(settings, session, metadata, workers, crew, reader, Writer(metadata, workers))
+    return Core(settings, session, metadata, workers, crew, reader, Writer(metadata, workers), Keeper())
 
 
 def process_umask() -> int:

@@ -62,6 +62,7 @@ class DraftFile:
         self._dirty = base is None
         self._made_now = made_now
         self._moves = 0
+        core.keep_session()
 
     def write(self, offset: int, view: memoryview, deadline: Deadline) -> None:
         """Raises: NoSpace, Unavailable, DeadlineExceeded; what was written before is still there."""
@@ -198,8 +199,7 @@ class DraftFile:
     def _rebase(self, version: Version) -> None:
         if self._base is not None:
             self._base.close()
-        deadline = self._core.deadline()
-        self._base = OpenVersion(self._core.reader, version, self._core.reader.open(version, deadline))
+        self._base = self._core.open_version(version, self._core.deadline())
 
     def abort(self) -> None:
         """Forgets what was written and not published."""
@@ -223,7 +223,8 @@ class DraftFile:
             log.warning("empty-file-left", name=place.name, reason=error.message)
 
     def close(self) -> None:
-        """Lets go; what was not published is given back."""
+        """Lets go, once; what was not published is given back."""
+        self._core.release_session()
         draft, self._draft = self._draft, None
         if draft is not None:
             draft.close()

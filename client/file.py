@@ -52,6 +52,7 @@ class HearthFile(io.RawIOBase):
         self._append = append
         self._timeout_s = timeout_s
         self._aborted = False
+        self._held_back = False
         self._lock = threading.RLock()
         self._position = draft.size_bytes if append and draft is not None else 0
 
@@ -149,15 +150,35 @@ class HearthFile(io.RawIOBase):
         with self._lock:
             if self.closed:
                 return
-            try:
-                super().close()
-                if self._draft is not None and not self._aborted:
-                    self._draft.publish(False, self._deadline())
-            finally:
-                if self._draft is not None:
-                    self._draft.close()
-                if self._version is not None:
-                    self._version.close()
+            super().close()
+            if not self._held_back:
+                self._end(publish=not self._aborted)
+
+    def hold_back(self) -> None:
+        """From now on ``close`` does not publish: one of ``commit`` and ``discard`` has to follow it."""
+        self._held_back = True
+
+    def commit(self) -> None:
+        with self._lock:
+            self._end(publish=not self._aborted)
+
+    def discard(self) -> None:
+        with self._lock:
+            self._end(publish=False)
+
+    def _end(self, *, publish: bool) -> None:
+        draft, self._draft = self._draft, None
+        version, self._version = self._version, None
+        try:
+            if draft is not None and publish:
+                draft.publish(False, self._deadline())
+            elif draft is not None:
+                draft.abort()
+        finally:
+            if draft is not None:
+                draft.close()
+            if version is not None:
+                version.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -167,12 +188,13 @@ class HearthFile(io.RawIOBase):
         self.close()
 
     def __del__(self) -> None:
-        if self.closed:
-            return
-        if self._draft is not None:
+        draft = getattr(self, "_draft", None)
+        if draft is not None and sys.is_finalizing():
+            self._draft = None  # gRPC's threads are gone: publishing would wait for its deadline
+        elif draft is not None and self.closed:
+            self.discard()  # held back, and nobody committed it
+        elif draft is not None:
             warnings.warn(f"unclosed file {self.name!r}", ResourceWarning, source=self, stacklevel=2)
-            if sys.is_finalizing():  # gRPC's threads are gone: publishing would wait for its deadline
-                self._draft = None
         self.close()
 
     def _need_open(self) -> None:
@@ -208,6 +230,14 @@ class _Abortable:
         """Forgets what was written since the last publish, and all that is written from now on."""
         raw_of(self).abort()
 
+    def commit(self) -> None:
+        """Publishes a file that was held back and is closed."""
+        raw_of(self).commit()
+
+    def discard(self) -> None:
+        """Drops a file that was held back and is closed."""
+        raw_of(self).discard()
+
 
 class BufferedHearthWriter(_Abortable, io.BufferedWriter):
     def __enter__(self) -> Self:
@@ -222,6 +252,12 @@ class BufferedHearthRandom(_Abortable, io.BufferedRandom):
 class HearthText(_Abortable, io.TextIOWrapper):
     def __enter__(self) -> Self:
         return self
+
+
+def hold_back(file: Any) -> Any:
+    """Makes ``close`` of a binary file publish nothing until its ``commit`` is called; see ``HearthFile.hold_back``."""
+    raw_of(file).hold_back()
+    return file
 
 
 def raw_of(file: Any) -> HearthFile:

@@ -6,6 +6,7 @@ Small reads share the chunk that was read and verified last; whole chunks go str
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
 from ..common.checksums import CHUNK_BYTES
 from ..common.errors import BlockCorrupt, BlockMissing, HearthError, Stale, Unavailable
@@ -13,20 +14,25 @@ from .deadline import Deadline
 from .layout import Piece, Version, pieces, present_bytes
 from .reader import LocalBlock, Reader
 
+
+class Hold(Protocol):
+    def close(self) -> None: ...
+
+
 _ZEROS = memoryview(bytes(CHUNK_BYTES))
 
 
 class OpenVersion:
-    """Thread-safe. A local descriptor keeps the version's bytes, whatever becomes of the name. It is closed by
-    ``close`` when it is ``owned``."""
+    """Thread-safe. ``hold`` keeps the version's bytes, whatever becomes of the name: the local descriptor itself, or a
+    lease at another worker. ``close`` closes it; without one the bytes may go at any time."""
 
     def __init__(
-        self, reader: Reader, version: Version, local: LocalBlock | None = None, *, owned: bool = True
+        self, reader: Reader, version: Version, local: LocalBlock | None = None, hold: Hold | None = None
     ) -> None:
         self._reader = reader
         self._version = version
         self._local = local
-        self._owned = local if owned else None
+        self._hold = hold
         self._bad: set[str] = set()
         self._cache = bytearray()
         self._cache_start = -1
@@ -100,9 +106,9 @@ class OpenVersion:
         return True
 
     def close(self) -> None:
-        if self._owned is not None:
-            self._owned.close()
-        self._local = self._owned = None
+        if self._hold is not None:
+            self._hold.close()
+        self._local = self._hold = None
         self._cache = bytearray()
         self._cache_start = -1
 

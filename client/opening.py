@@ -71,7 +71,7 @@ def _parse(mode: str) -> tuple[str, bool, bool]:
 def _open_version(core: Core, entry: common.Entry, shown: str, deadline: Deadline) -> OpenVersion:
     _need_file(entry, shown)
     version = version_of(entry)
-    return OpenVersion(core.reader, version, core.reader.open(version, deadline))
+    return core.open_version(version, deadline)
 
 
 def _need_file(entry: common.Entry, shown: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..common.checksums import CHUNK_BYTES, Verifier, read_exactly
 from ..common.errors import BlockCorrupt, BlockMissing, HearthError, NotFound, TooBig, Unavailable
@@ -149,7 +149,7 @@ class Reader:
         self._crew.for_each(count, one)
 
     def _fetch_range(self, version: Version, start: int, view: memoryview, deadline: Deadline, bad: set[str]) -> None:
-        candidates = self._candidates(version, bad)
+        candidates = self.candidates(version, bad)
         wrong: HearthError | None = None
         lost: HearthError | None = None
         for position, worker in enumerate(candidates):
@@ -169,7 +169,8 @@ class Reader:
             raise lost
         raise wrong or Unavailable(f"{version.what}: no live replica")
 
-    def _candidates(self, version: Version, bad: set[str]) -> list[Replica]:
+    def candidates(self, version: Version, bad: Collection[str] = ()) -> list[Replica]:
+        """Whom to ask, best first."""
         return in_order(version.replicas, self._workers.local_id(), self._workers.node_id, bad)
 
     def refresh(self, version: Version, deadline: Deadline) -> Version | None:

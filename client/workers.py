@@ -74,6 +74,10 @@ class Workers:
                 return self.local_call(request, deadline)
             except (Unavailable, Busy, TooBig):
                 pass  # its other door may be open, or wide enough
+        return self.remote(worker, request, deadline)
+
+    def remote(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
+        """A control operation by gRPC, also where the worker is this node's."""
         what = f"{request.WhichOneof('op')} on worker {worker.worker_id} at {worker.address}"
         trace_id = request.trace_id = request.trace_id or current_trace_id()
         with self._channel(worker, what) as channel:
