@@ -1,0 +1,244 @@
+"""Protocol messages to commands, records to protocol messages. Nothing else touches both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..common.errors import InvalidArgument, NameTooLong, TooBig
+from ..common.types import NAME_MAX
+from ..proto import common_pb2, master_pb2
+from . import commands
+from .attributes import TIME_MAX_NS
+from .lookups import Found
+from .membership import DiskState
+from .records import Inode, Ordered, Reply
+from .sessions import Invalidation
+
+LOOKUP_NAMES_MAX = 16_384
+BATCH_ITEMS_MAX = 4_096
+
+Addresses = Callable[[Iterable[str]], list[common_pb2.WorkerAddress]]
+"""Worker ids to the addresses a client may try, best first; without those that are lost."""
+
+
+# ------------------------------------------------------------------ requests
+
+
+def names(packed: common_pb2.PackedNames, limit: int) -> list[bytes]:
+    """Raises: InvalidArgument, NameTooLong, TooBig."""
+    width = packed.width
+    if width > NAME_MAX:
+        raise NameTooLong(f"names of {width} bytes; the limit is {NAME_MAX}")
+    data = packed.packed
+    if width == 0 and data:
+        raise InvalidArgument("packed names without a width")
+    if width and (packed.names or len(data) % width):
+        raise InvalidArgument(f"{len(data)} bytes are not whole names of {width} bytes, or names come both ways")
+    count = len(data) // width if width else len(packed.names)
+    if count > limit:
+        raise TooBig(f"{count} names in one call; the limit is {limit}")
+    if width:
+        return [data[at : at + width] for at in range(0, len(data), width)]
+    return list(packed.names)
+
+
+def operation(request: master_pb2.MutateRequest) -> str:
+    """Name of the command that ``command`` makes of it."""
+    return "".join(part.capitalize() for part in (request.WhichOneof("op") or "").split("_"))
+
+
+def command(request: master_pb2.MutateRequest, place: Callable[..., str], live: tuple[str, ...]) -> commands.AnyCommand:
+    """The command in a request. ``place(prefer_node, size_bytes, avoid)`` chooses a worker for a new block.
+
+    Raises:
+        InvalidArgument, NameTooLong, TooBig: of what the message holds.
+        NoSpace: no worker has room for a block.
+    """
+    kind = request.WhichOneof("op")
+    if kind is None:
+        raise InvalidArgument("a mutation without an operation, or one that this version does not know")
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](getattr(request, kind))
+    if kind == "create":
+        return _create(request.create, place)
+    if kind == "allocate":
+        return _allocate(request.allocate, place)
+    return _put_many(request.put_many, live)
+
+
+def _create(op: master_pb2.Create, place: Callable[..., str]) -> commands.Create:
+    worker = place(op.prefer_node, 0, ()) if op.allocate else ""
+    return commands.Create(op.parent, op.name, op.mode, op.uid, op.gid, op.exclusive, worker)
+
+
+def _allocate(op: master_pb2.Allocate, place: Callable[..., str]) -> commands.Allocate:
+    if not 0 < op.count <= BATCH_ITEMS_MAX:
+        raise InvalidArgument(f"cannot allocate {op.count} blocks at once; 1 to {BATCH_ITEMS_MAX}")
+    avoid = tuple(op.avoid_workers)
+    return commands.Allocate(tuple(place(op.prefer_node, op.size_hint_bytes, avoid) for _ in range(op.count)))
+
+
+def _put_many(op: master_pb2.PutMany, live: tuple[str, ...]) -> commands.PutMany:
+    return commands.PutMany(
+        parent=op.parent,
+        names=tuple(names(op.names, BATCH_ITEMS_MAX)),
+        mode=op.mode,
+        uid=op.uid,
+        gid=op.gid,
+        blocks=tuple(op.blocks),
+        generations=tuple(op.generations),
+        lengths_bytes=tuple(op.lengths_bytes),
+        digests=tuple(op.digests),
+        worker_id=op.worker_id,
+        keep_existing=op.keep_existing,
+        live_workers=live if op.keep_existing else (),
+    )
+
+
+def _create_many(op: master_pb2.CreateMany) -> commands.CreateMany:
+    listed = tuple(names(op.names, BATCH_ITEMS_MAX))
+    return commands.CreateMany(op.parent, listed, op.mode, op.uid, op.gid, op.exclusive)
+
+
+def _setattr(op: master_pb2.Setattr) -> commands.Setattr:
+    given = {
+        field: getattr(op, field)
+        for field in ("mode", "uid", "gid", "size_bytes", "atime_ns", "mtime_ns")
+        if op.HasField(field)
+    }
+    for field in ("atime_ns", "mtime_ns"):
+        if not -TIME_MAX_NS <= given.get(field, 0) <= TIME_MAX_NS:
+            raise InvalidArgument(f"{field} {given[field]} is out of range")
+    return commands.Setattr(op.inode, **given)
+
+
+def _publication(op: master_pb2.Publish) -> commands.Publication:
+    return commands.Publication(
+        inode=op.inode,
+        block=op.block,
+        generation=op.generation,
+        length_bytes=op.length_bytes,
+        digest=op.digest,
+        sealed=op.sealed,
+        worker_id=op.worker_id,
+        size_bytes=op.size_bytes,
+        mtime_ns=op.mtime_ns,
+    )
+
+
+def _publish_many(op: master_pb2.PublishMany) -> commands.PublishMany:
+    if len(op.items) > BATCH_ITEMS_MAX:
+        raise TooBig(f"{len(op.items)} files in one call; the limit is {BATCH_ITEMS_MAX}")
+    return commands.PublishMany(tuple(_publication(item) for item in op.items))
+
+
+_SIMPLE: dict[str, Callable[..., commands.AnyCommand]] = {
+    "mkdir": lambda op: commands.Mkdir(op.parent, op.name, op.mode, op.uid, op.gid),
+    "mknod": lambda op: commands.Mknod(op.parent, op.name, op.mode, op.uid, op.gid, op.rdev),
+    "symlink": lambda op: commands.Symlink(op.parent, op.name, op.target, op.uid, op.gid),
+    "link": lambda op: commands.Link(op.inode, op.parent, op.name),
+    "unlink": lambda op: commands.Unlink(op.parent, op.name),
+    "unlink_many": lambda op: commands.UnlinkMany(op.directory, tuple(names(op.names, BATCH_ITEMS_MAX))),
+    "rmdir": lambda op: commands.Rmdir(op.parent, op.name),
+    "rename": lambda op: commands.Rename(op.parent, op.name, op.new_parent, op.new_name, op.flags),
+    "setattr": _setattr,
+    "set_xattr": lambda op: commands.SetXattr(op.inode, op.name, op.value, op.flags),
+    "remove_xattr": lambda op: commands.RemoveXattr(op.inode, op.name),
+    "discard": lambda op: commands.Discard(tuple(op.blocks)),
+    "publish": lambda op: commands.Publish(_publication(op)),
+    "publish_many": _publish_many,
+    "create_many": _create_many,
+    "report_bad_replica": lambda op: commands.ReportBadReplica(op.block, op.generation, op.worker_id),
+}
+
+
+def disks(listed: Iterable[master_pb2.Disk]) -> tuple[DiskState, ...]:
+    return tuple(
+        DiskState(d.path, d.capacity_bytes, d.used_bytes, d.available_bytes, d.failed, d.blocks) for d in listed
+    )
+
+
+def held_block(report: master_pb2.BlockReport) -> commands.HeldBlock:
+    return commands.HeldBlock(report.block, report.generation, report.length_bytes, report.digest)
+
+
+# ------------------------------------------------------------------ replies
+
+
+def attributes(number: int, inode: Inode) -> common_pb2.Attributes:
+    return common_pb2.Attributes(
+        inode=number,
+        mode=inode.mode,
+        uid=inode.uid,
+        gid=inode.gid,
+        nlink=inode.nlink,
+        size_bytes=inode.size_bytes,
+        atime_ns=inode.atime_ns,
+        mtime_ns=inode.mtime_ns,
+        ctime_ns=inode.ctime_ns,
+        rdev=inode.rdev,
+        version=inode.version,
+    )
+
+
+def entry(number: int, inode: Inode, addresses: Addresses) -> common_pb2.Entry:
+    return common_pb2.Entry(
+        attributes=attributes(number, inode),
+        extents=[
+            common_pb2.Extent(
+                block=extent.block,
+                generation=extent.generation,
+                length_bytes=extent.length_bytes,
+                valid_bytes=extent.valid_bytes,
+                digest=extent.digest,
+                sealed=extent.sealed,
+            )
+            for extent in inode.extents
+        ],
+        replicas=addresses(worker for extent in inode.extents for worker in extent.workers),
+        symlink_target=inode.target,
+        parents=inode.parents,
+    )
+
+
+def mutate_reply(reply: Reply, addresses: Addresses) -> master_pb2.MutateReply:
+    message = master_pb2.MutateReply(errnos=reply.errnos, inodes=reply.inodes, existed=reply.existed)
+    if reply.attributes is not None:
+        message.entry.CopyFrom(entry(reply.inode, reply.attributes, addresses))
+    for working in reply.blocks:
+        worker = next(iter(addresses((working.worker_id,))), common_pb2.WorkerAddress(worker_id=working.worker_id))
+        message.blocks.add(block=working.block, generation=working.generation, worker=worker)
+    return message
+
+
+def directory_entry(
+    cookie: int, ordered: Ordered, inode: Inode | None, addresses: Addresses
+) -> master_pb2.DirectoryEntry:
+    message = master_pb2.DirectoryEntry(
+        name=ordered.name, inode=ordered.inode, mode=inode.mode if inode else ordered.type, cookie=cookie
+    )
+    if inode is not None:
+        message.entry.CopyFrom(entry(ordered.inode, inode, addresses))
+    return message
+
+
+def lookup_many_reply(
+    directory: int, found: Found, workers: list[common_pb2.WorkerAddress]
+) -> master_pb2.LookupManyReply:
+    return master_pb2.LookupManyReply(
+        found=bytes(found.bitmap),
+        inodes=found.inodes,
+        blocks=found.blocks,
+        generations=found.generations,
+        lengths_bytes=found.lengths_bytes,
+        digests=found.digests,
+        sizes_bytes=found.sizes_bytes,
+        worker_indexes=found.worker_indexes,
+        valid_bytes=found.valid_bytes,
+        workers=workers,
+        directory=directory,
+    )
+
+
+def invalidation(item: Invalidation) -> master_pb2.Invalidation:
+    return master_pb2.Invalidation(directory=item.directory, name=item.name, inode=item.inode, content=item.content)

@@ -1,0 +1,209 @@
+"""Reading the namespace: one name, one path, one listing, thousands of keys."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..common.errors import InvalidArgument, NameTooLong, NotADirectory, NotFound, SymlinkLoop
+from ..common.types import NAME_MAX, PATH_MAX, ROOT_INODE
+from .namespace import check_name
+from .records import Dentry, Inode, Layout, Ordered
+from .tables import u64
+from .view import View
+
+SYMLINKS_MAX = 40
+LISTING_MAX = 4096
+COOKIE_END = (1 << 64) - 1
+LISTING_MAX_BYTES = 2 << 20
+
+_dentry = msgspec.msgpack.Decoder(Dentry).decode
+_layout = msgspec.msgpack.Decoder(Layout).decode
+
+
+def lookup(view: View, parent: int, name: bytes) -> tuple[int, Inode]:
+    """One name of a directory; "." and ".." are understood, the root is its own parent.
+
+    Raises:
+        NotFound, Stale, NotADirectory, NameTooLong, InvalidArgument.
+    """
+    directory = view.directory(parent)
+    if name == b".":
+        return parent, directory
+    if name == b"..":
+        above = directory.links[0][0] if directory.links else parent
+        return above, view.inode(above)
+    check_name(name)
+    dentry = view.dentry(parent, name)
+    return dentry.inode, view.named_inode(dentry.inode, parent, name)
+
+
+@dataclass
+class Walk:
+    """Where a path led, and all inodes and directories that were asked on the way."""
+
+    inode: int = ROOT_INODE
+    attributes: Inode | None = None
+    visited: set[int] = field(default_factory=set)
+
+
+def resolve(view: View, path: bytes, no_follow: bool, walk: Walk) -> Inode:
+    """Walks an absolute path from the root and fills ``walk``, also when it fails.
+
+    Raises:
+        NotFound, NotADirectory, SymlinkLoop, NameTooLong, InvalidArgument.
+    """
+    if len(path) > PATH_MAX:
+        raise NameTooLong(f"path of {len(path)} bytes; the limit is {PATH_MAX}")
+    if not path.startswith(b"/") or b"\0" in path:
+        raise InvalidArgument(f"{path[:80]!r} is not an absolute path")
+    left = [part for part in reversed(path.split(b"/")) if part and part != b"."]
+    must_be_directory = path.endswith((b"/", b"/.", b"/.."))
+    walk.inode, walk.attributes = ROOT_INODE, view.inode(ROOT_INODE)
+    walk.visited.add(ROOT_INODE)
+    links = 0
+    while left:
+        name = left.pop()
+        parent = walk.inode
+        walk.visited.add(parent)
+        number, inode = lookup(view, parent, name)
+        if stat.S_ISLNK(inode.mode) and (left or must_be_directory or not no_follow):
+            links += 1
+            if links > SYMLINKS_MAX:
+                raise SymlinkLoop(f"{path[:80]!r}: more than {SYMLINKS_MAX} symlinks")
+            if inode.target.startswith(b"/"):
+                walk.inode = ROOT_INODE
+            left += [part for part in reversed(inode.target.split(b"/")) if part and part != b"."]
+            walk.attributes = view.inode(walk.inode)
+            continue
+        walk.inode, walk.attributes = number, inode
+        walk.visited.add(number)
+    assert walk.attributes is not None
+    if must_be_directory and not walk.attributes.is_directory:
+        raise NotADirectory(f"{path[:80]!r} is not a directory")
+    return walk.attributes
+
+
+def readdir(
+    view: View, directory: int, after_cookie: int, limit: int, want_inodes: bool
+) -> tuple[list[tuple[int, Ordered, Inode | None]], bool]:
+    """(cookie, entry, inode if wanted) after the cookie, as many as fit one message; and whether that was the end.
+
+    Raises:
+        Stale, NotADirectory.
+    """
+    view.directory(directory)
+    limit = min(limit or LISTING_MAX, LISTING_MAX)
+    page = view.listing(directory, after_cookie, limit)
+    result: list[tuple[int, Ordered, Inode | None]] = []
+    size_bytes = 0
+    for cookie, entry in page:
+        inode = view.named_inode(entry.inode, directory, entry.name) if want_inodes else None
+        size_bytes += 48 + len(entry.name) + (300 + len(inode.target) if inode else 0)
+        if size_bytes > LISTING_MAX_BYTES and result:
+            return result, False
+        result.append((cookie, entry, inode))
+    return result, len(page) < limit
+
+
+class Replicas:
+    """Which replica a reader should use, by the workers that are alive and the node it is on."""
+
+    def __init__(self, live_nodes: dict[str, str], prefer_node: str) -> None:
+        self._live_nodes = live_nodes  # worker id -> node id
+        self._prefer_node = prefer_node
+        self._choices: dict[tuple[str, ...], list[int]] = {}
+        self.workers: list[str] = []
+        """The workers that were chosen, in the order of their indexes."""
+
+    def choose(self, workers: tuple[str, ...], spread: int) -> int:
+        """Index into ``workers`` of the replica to use, -1 if none is alive; ``spread`` divides the load."""
+        indexes = self._choices.get(workers)
+        if indexes is None:
+            indexes = self._choices[workers] = self._indexes(workers)
+        if not indexes:
+            return -1
+        return indexes[spread % len(indexes)]
+
+    def _indexes(self, workers: tuple[str, ...]) -> list[int]:
+        live = [worker for worker in workers if worker in self._live_nodes]
+        near = [worker for worker in live if self._live_nodes[worker] == self._prefer_node]
+        for worker in near or live:
+            if worker not in self.workers:
+                self.workers.append(worker)
+        return [self.workers.index(worker) for worker in near or live]
+
+
+@dataclass
+class Found:
+    """What a batch lookup found. Columns have one value for each hit."""
+
+    bitmap: bytearray
+    inodes: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    lengths_bytes: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
+    worker_indexes: list[int] = field(default_factory=list)
+    valid_bytes: list[int] = field(default_factory=list)
+    hits: int = 0
+
+
+def lookup_many(view: View, directory: int, names: Sequence[bytes], replicas: Replicas, want_layout: bool) -> Found:
+    """Which of the names are regular files whose bytes can be read now. A name that cannot exist is a miss."""
+    found = Found(bytearray(-(-len(names) // 8)))
+    prefix = u64(directory)
+    possible = [index for index, name in enumerate(names) if 0 < len(name) <= NAME_MAX]
+    dentries = view.reader.get_many("dentries", [prefix + names[index] for index in possible])
+    hits = [(index, _dentry(value).inode) for index, value in zip(possible, dentries, strict=True) if value is not None]
+    inodes = view.reader.get_many("inodes", [u64(number) for _, number in hits])
+    bitmap, choose, hit_count = found.bitmap, replicas.choose, 0
+    for (index, number), value in zip(hits, inodes, strict=True):
+        if value is None:
+            view.named_inode(number, directory, names[index])
+            continue
+        layout = _layout(value)
+        if not stat.S_ISREG(layout.mode):
+            continue
+        worker = 0
+        if layout.extents:
+            extent = layout.extents[0]
+            worker = choose(extent.workers, extent.block)
+            if worker < 0:
+                continue
+        hit_count += 1
+        bitmap[index >> 3] |= 1 << (index & 7)
+        if want_layout:
+            _add(found, number, layout, worker)
+    found.hits = hit_count
+    return found
+
+
+def _add(found: Found, number: int, layout: Layout, worker: int) -> None:
+    found.inodes.append(number)
+    found.sizes_bytes.append(layout.size_bytes)
+    found.worker_indexes.append(worker)
+    if layout.extents:
+        extent = layout.extents[0]
+        found.blocks.append(extent.block)
+        found.generations.append(extent.generation)
+        found.lengths_bytes.append(extent.length_bytes)
+        found.digests.append(extent.digest)
+        found.valid_bytes.append(extent.valid_bytes)
+    else:
+        for column in (found.blocks, found.generations, found.lengths_bytes, found.digests, found.valid_bytes):
+            column.append(0)
+
+
+def resolve_directory(view: View, path: bytes) -> int:
+    """The inode of the directory at a path, 0 if there is none. Raises: NameTooLong, InvalidArgument, SymlinkLoop."""
+    walk = Walk()
+    try:
+        inode = resolve(view, path, False, walk)
+    except (NotFound, NotADirectory):
+        return 0
+    return walk.inode if inode.is_directory else 0

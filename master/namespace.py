@@ -1,0 +1,402 @@
+"""The namespace: names, inodes, and the rules of POSIX for changing them.
+
+Laws:
+- ``inode.links`` has one (parent, name) for each dentry of the inode; ``nlink`` is their number, for a directory
+  2 + its subdirectories. A directory has one link, the root none.
+- ``order`` has one row for each dentry, under its cookie. A name keeps its cookie as long as it exists; cookies are
+  never given twice, so a listing that goes on after a cookie misses and repeats nothing that existed all along.
+- The last unlink removes the inode at once and frees its block: who has it open keeps the bytes on the worker.
+- A command that fails has changed nothing (the store's step is undone), so rules may be checked and applied in turns.
+"""
+
+from __future__ import annotations
+
+import stat
+
+import msgspec
+
+from ..common.errors import (
+    Exists,
+    HearthError,
+    InvalidArgument,
+    IsADirectory,
+    NameTooLong,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    Stale,
+    TooManyLinks,
+)
+from ..common.types import NAME_MAX, ROOT_INODE, SYMLINK_MAX
+from . import blocks
+from .change import Change, item_errno
+from .commands import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    Create,
+    CreateMany,
+    Link,
+    Mkdir,
+    Mknod,
+    Rename,
+    Rmdir,
+    Symlink,
+    Unlink,
+    UnlinkMany,
+)
+from .records import Dentry, Inode, Ordered, Reply
+from .tables import named, pair
+
+LINK_MAX = 1000
+PERMISSIONS = 0o7777
+_NODE_TYPES = (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK)
+_replace = msgspec.structs.replace
+
+
+def check_name(name: bytes) -> None:
+    """Raises: NameTooLong, InvalidArgument."""
+    if len(name) > NAME_MAX:
+        raise NameTooLong(f"name of {len(name)} bytes ({name[:40]!r}…); the limit is {NAME_MAX}")
+    if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
+        raise InvalidArgument(f"{name!r} is not a name: 1 to {NAME_MAX} bytes without '/' and NUL, not '.' or '..'")
+
+
+def make_root(change: Change) -> None:
+    now = change.now_ns
+    change.put_inode(ROOT_INODE, Inode(stat.S_IFDIR | 0o755, 0, 0, 2, now, now, now))
+    change.count.inodes += 1
+
+
+# ------------------------------------------------------------------ making
+
+
+def create(change: Change, command: Create) -> Reply:
+    """Raises: Exists, IsADirectory, Stale, NotADirectory, and what ``check_name`` raises."""
+    check_name(command.name)
+    parent = change.directory(command.parent)
+    dentry = change.find_dentry(command.parent, command.name)
+    if dentry is not None:
+        if command.exclusive:
+            raise _exists(command.parent, command.name)
+        number, inode = dentry.inode, change.named_inode(dentry.inode, command.parent, command.name)
+        if inode.is_directory:
+            raise IsADirectory(f"{command.name!r} in directory {command.parent} is a directory")
+    else:
+        mode = stat.S_IFREG | command.mode & PERMISSIONS
+        number, inode = make(change, command.parent, parent, command.name, mode, command.uid, command.gid)
+        touch_directory(change, command.parent, parent)
+    working = (blocks.allocate_one(change, command.worker_id),) if command.worker_id else ()
+    return Reply(inode=number, attributes=inode, blocks=working, existed=dentry is not None)
+
+
+def create_many(change: Change, command: CreateMany) -> Reply:
+    """One errno and one inode for each name. Raises: Stale, NotADirectory."""
+    parent = change.directory(command.parent)
+    mode = stat.S_IFREG | command.mode & PERMISSIONS
+    errnos, numbers, made = [], [], False
+    for name in command.names:
+        number = 0
+        try:
+            check_name(name)
+            dentry = change.find_dentry(command.parent, name)
+            if dentry is None:
+                number, _ = make(change, command.parent, parent, name, mode, command.uid, command.gid)
+                made = True
+            elif command.exclusive:
+                raise _exists(command.parent, name)
+            elif change.named_inode(dentry.inode, command.parent, name).is_directory:
+                raise IsADirectory(f"{name!r} is a directory")
+            else:
+                number = dentry.inode
+            errnos.append(0)
+        except HearthError as error:
+            errnos.append(item_errno(error))
+        numbers.append(number)
+    if made:
+        touch_directory(change, command.parent, parent)
+    return Reply(errnos=tuple(errnos), inodes=tuple(numbers))
+
+
+def mkdir(change: Change, command: Mkdir) -> Reply:
+    parent = _free_name(change, command.parent, command.name)
+    mode = stat.S_IFDIR | command.mode & PERMISSIONS | parent.mode & stat.S_ISGID
+    number, inode = make(change, command.parent, parent, command.name, mode, command.uid, command.gid)
+    touch_directory(change, command.parent, parent, subdirectories=1)
+    return Reply(inode=number, attributes=inode)
+
+
+def mknod(change: Change, command: Mknod) -> Reply:
+    parent = _free_name(change, command.parent, command.name)
+    kind = stat.S_IFMT(command.mode) or stat.S_IFREG
+    if kind not in _NODE_TYPES:
+        raise InvalidArgument(f"mknod cannot make a node of mode {command.mode:o}")
+    mode = kind | command.mode & PERMISSIONS
+    rdev = command.rdev if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0
+    number, inode = make(change, command.parent, parent, command.name, mode, command.uid, command.gid, rdev=rdev)
+    touch_directory(change, command.parent, parent)
+    return Reply(inode=number, attributes=inode)
+
+
+def symlink(change: Change, command: Symlink) -> Reply:
+    parent = _free_name(change, command.parent, command.name)
+    if len(command.target) > SYMLINK_MAX:
+        raise NameTooLong(f"symlink target of {len(command.target)} bytes; the limit is {SYMLINK_MAX}")
+    if not command.target or b"\0" in command.target:
+        raise InvalidArgument("a symlink's target is empty or has a NUL")
+    mode = stat.S_IFLNK | 0o777
+    number, inode = make(
+        change, command.parent, parent, command.name, mode, command.uid, command.gid, target=command.target
+    )
+    touch_directory(change, command.parent, parent)
+    return Reply(inode=number, attributes=inode)
+
+
+def _free_name(change: Change, directory: int, name: bytes) -> Inode:
+    """The directory's inode. Raises: Exists, and what a bad name or directory raises."""
+    check_name(name)
+    parent = change.directory(directory)
+    if change.find_dentry(directory, name) is not None:
+        raise _exists(directory, name)
+    return parent
+
+
+def _exists(directory: int, name: bytes) -> Exists:
+    return Exists(f"{name!r} exists in directory {directory}")
+
+
+def make(
+    change: Change,
+    directory: int,
+    parent: Inode,
+    name: bytes,
+    mode: int,
+    uid: int,
+    gid: int,
+    *,
+    rdev: int = 0,
+    target: bytes = b"",
+) -> tuple[int, Inode]:
+    """A new inode under a free name; the caller touches the directory. In a setgid directory the group is inherited."""
+    number, now = change.next_inode(), change.now_ns
+    inode = Inode(
+        mode=mode,
+        uid=uid,
+        gid=parent.gid if parent.mode & stat.S_ISGID else gid,
+        nlink=2 if stat.S_ISDIR(mode) else 1,
+        atime_ns=now,
+        mtime_ns=now,
+        ctime_ns=now,
+        size_bytes=len(target),
+        rdev=rdev,
+        target=target,
+        links=((directory, name),),
+    )
+    change.put_inode(number, inode)
+    change.count.inodes += 1
+    _put_dentry(change, directory, name, number, stat.S_IFMT(mode), change.next_cookie())
+    change.touch_name(directory, name)
+    return number, inode
+
+
+def _put_dentry(change: Change, directory: int, name: bytes, number: int, kind: int, cookie: int) -> None:
+    change.put("dentries", named(directory, name), Dentry(number, cookie))
+    change.put("order", pair(directory, cookie), Ordered(name, number, kind))
+
+
+def touch_directory(change: Change, number: int, inode: Inode, subdirectories: int = 0) -> None:
+    """A name came or went in it: times, and ``nlink`` by the subdirectories gained or lost."""
+    nlink = inode.nlink + subdirectories
+    change.put_inode(number, _replace(inode, mtime_ns=change.now_ns, ctime_ns=change.now_ns, nlink=nlink))
+    change.touch_inode(number, inode.parents)
+
+
+# ------------------------------------------------------------------ linking and unlinking
+
+
+def link(change: Change, command: Link) -> Reply:
+    """Raises: NotPermitted (a directory), TooManyLinks, Exists, Stale, NotADirectory."""
+    parent = _free_name(change, command.parent, command.name)
+    inode = change.inode(command.inode)
+    if inode.is_directory:
+        raise NotPermitted(f"inode {command.inode} is a directory; only other files have several names")
+    if inode.nlink >= LINK_MAX:
+        raise TooManyLinks(f"inode {command.inode} has {inode.nlink} names; the limit is {LINK_MAX}")
+    links = (*inode.links, (command.parent, command.name))
+    new = _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns)
+    change.put_inode(command.inode, new)
+    _put_dentry(change, command.parent, command.name, command.inode, stat.S_IFMT(inode.mode), change.next_cookie())
+    change.touch_name(command.parent, command.name)
+    change.touch_inode(command.inode, new.parents)
+    touch_directory(change, command.parent, parent)
+    return Reply(inode=command.inode, attributes=new)
+
+
+def unlink(change: Change, command: Unlink) -> Reply:
+    """Raises: NotFound, IsADirectory, Stale, NotADirectory."""
+    parent = change.directory(command.parent)
+    _unlink_one(change, command.parent, command.name)
+    touch_directory(change, command.parent, parent)
+    return Reply()
+
+
+def unlink_many(change: Change, command: UnlinkMany) -> Reply:
+    """One errno for each name. Raises: Stale, NotADirectory."""
+    parent = change.directory(command.parent)
+    errnos = []
+    for name in command.names:
+        try:
+            _unlink_one(change, command.parent, name)
+            errnos.append(0)
+        except HearthError as error:
+            errnos.append(item_errno(error))
+    if 0 in errnos:
+        touch_directory(change, command.parent, parent)
+    return Reply(errnos=tuple(errnos))
+
+
+def _unlink_one(change: Change, directory: int, name: bytes) -> None:
+    check_name(name)
+    dentry = change.dentry(directory, name)
+    inode = change.named_inode(dentry.inode, directory, name)
+    if inode.is_directory:
+        raise IsADirectory(f"{name!r} in directory {directory} is a directory; rmdir removes it")
+    change.delete_dentry(directory, name, dentry.cookie)
+    change.touch_name(directory, name)
+    _drop_link(change, dentry.inode, inode, (directory, name))
+
+
+def _drop_link(change: Change, number: int, inode: Inode, gone: tuple[int, bytes]) -> None:
+    """One name of a file less; with the last the inode goes, and its block."""
+    change.touch_inode(number, inode.parents)
+    links = tuple(link for link in inode.links if link != gone)
+    if links:
+        change.put_inode(number, _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns))
+        return
+    blocks.free_extents(change, inode)
+    change.delete_inode(number)
+
+
+def rmdir(change: Change, command: Rmdir) -> Reply:
+    """Raises: NotFound, NotADirectory, NotEmpty, Stale."""
+    check_name(command.name)
+    parent = change.directory(command.parent)
+    dentry = change.dentry(command.parent, command.name)
+    inode = change.named_inode(dentry.inode, command.parent, command.name)
+    if not inode.is_directory:
+        raise NotADirectory(f"{command.name!r} in directory {command.parent} is not a directory; unlink removes it")
+    _remove_empty(change, dentry.inode, inode)
+    change.delete_dentry(command.parent, command.name, dentry.cookie)
+    change.touch_name(command.parent, command.name)
+    touch_directory(change, command.parent, parent, subdirectories=-1)
+    return Reply()
+
+
+def _remove_empty(change: Change, number: int, inode: Inode) -> None:
+    if not change.is_empty(number):
+        raise NotEmpty(f"directory {number} is not empty")
+    change.touch_inode(number, inode.parents)
+    change.delete_inode(number)
+
+
+# ------------------------------------------------------------------ renaming
+
+
+def rename(change: Change, command: Rename) -> Reply:
+    """rename(2) with RENAME_NOREPLACE and RENAME_EXCHANGE.
+
+    Raises:
+        NotFound, Exists (NOREPLACE), NotEmpty, IsADirectory, NotADirectory, Stale.
+        InvalidArgument: flags, names, or a directory into its own subtree.
+    """
+    if command.flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+        raise InvalidArgument(f"rename flags {command.flags} are not supported")
+    check_name(command.name)
+    check_name(command.new_name)
+    change.directory(command.parent)
+    change.directory(command.new_parent)
+    source = change.dentry(command.parent, command.name)
+    target = change.find_dentry(command.new_parent, command.new_name)
+    inode = change.named_inode(source.inode, command.parent, command.name)
+    if target is not None and command.flags == RENAME_NOREPLACE:
+        raise _exists(command.new_parent, command.new_name)
+    if target is None and command.flags == RENAME_EXCHANGE:
+        raise NotFound(f"{command.new_name!r} does not exist in directory {command.new_parent}; nothing to exchange")
+    if target is not None and target.inode == source.inode:
+        return Reply(inode=source.inode, attributes=inode)
+    if inode.is_directory:
+        _refuse_own_subtree(change, source.inode, command.new_parent)
+    if target is not None and command.flags == RENAME_EXCHANGE:
+        return _exchange(change, command, source, inode, target)
+    if target is not None:
+        _replace_target(change, command, inode, target)
+    return _move(change, command, source, inode, target)
+
+
+def _refuse_own_subtree(change: Change, directory: int, into: int) -> None:
+    """Raises: InvalidArgument: ``into`` is the directory or lies below it."""
+    at = into
+    while at != ROOT_INODE:
+        if at == directory:
+            raise InvalidArgument(f"directory {directory} cannot move into its own subtree")
+        links = change.inode(at).links
+        if not links:
+            raise Stale(f"directory {at} is not part of the tree (any more)")
+        at = links[0][0]
+
+
+def _replace_target(change: Change, command: Rename, inode: Inode, target: Dentry) -> None:
+    """Removes what the new name stood for."""
+    old = change.named_inode(target.inode, command.new_parent, command.new_name)
+    if old.is_directory and not inode.is_directory:
+        raise IsADirectory(f"{command.new_name!r} in directory {command.new_parent} is a directory, the source is not")
+    if inode.is_directory and not old.is_directory:
+        raise NotADirectory(f"{command.new_name!r} in directory {command.new_parent} is not a directory, the source is")
+    if old.is_directory:
+        _remove_empty(change, target.inode, old)
+        parent = change.inode(command.new_parent)
+        touch_directory(change, command.new_parent, parent, subdirectories=-1)
+    else:
+        _drop_link(change, target.inode, old, (command.new_parent, command.new_name))
+
+
+def _move(change: Change, command: Rename, source: Dentry, inode: Inode, target: Dentry | None) -> Reply:
+    change.delete_dentry(command.parent, command.name, source.cookie)
+    cookie = target.cookie if target is not None else change.next_cookie()
+    _put_dentry(change, command.new_parent, command.new_name, source.inode, stat.S_IFMT(inode.mode), cookie)
+    new = _relink(change, source.inode, (command.parent, command.name), (command.new_parent, command.new_name))
+    moved = 1 if inode.is_directory and command.parent != command.new_parent else 0
+    touch_directory(change, command.parent, change.inode(command.parent), subdirectories=-moved)
+    if command.parent != command.new_parent:
+        touch_directory(change, command.new_parent, change.inode(command.new_parent), subdirectories=moved)
+    change.touch_name(command.parent, command.name)
+    change.touch_name(command.new_parent, command.new_name)
+    return Reply(inode=source.inode, attributes=new)
+
+
+def _exchange(change: Change, command: Rename, source: Dentry, inode: Inode, target: Dentry) -> Reply:
+    """Both names keep their cookies and swap their inodes."""
+    other = change.named_inode(target.inode, command.new_parent, command.new_name)
+    if other.is_directory:
+        _refuse_own_subtree(change, target.inode, command.parent)
+    _put_dentry(change, command.new_parent, command.new_name, source.inode, stat.S_IFMT(inode.mode), target.cookie)
+    _put_dentry(change, command.parent, command.name, target.inode, stat.S_IFMT(other.mode), source.cookie)
+    here, there = (command.parent, command.name), (command.new_parent, command.new_name)
+    new = _relink(change, source.inode, here, there)
+    _relink(change, target.inode, there, here)
+    gained = int(other.is_directory) - int(inode.is_directory) if command.parent != command.new_parent else 0
+    touch_directory(change, command.parent, change.inode(command.parent), subdirectories=gained)
+    if command.parent != command.new_parent:
+        touch_directory(change, command.new_parent, change.inode(command.new_parent), subdirectories=-gained)
+    change.touch_name(command.parent, command.name)
+    change.touch_name(command.new_parent, command.new_name)
+    return Reply(inode=source.inode, attributes=new)
+
+
+def _relink(change: Change, number: int, old: tuple[int, bytes], new: tuple[int, bytes]) -> Inode:
+    inode = change.inode(number)
+    links = tuple(new if link == old else link for link in inode.links)
+    moved = _replace(inode, links=links, ctime_ns=change.now_ns)
+    change.put_inode(number, moved)
+    change.touch_inode(number, {parent for parent, _ in (*inode.links, *links)})
+    return moved

@@ -1,0 +1,91 @@
+"""Who takes part: the cluster's epoch, sessions, clients, workers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..common.errors import InvalidArgument
+from . import namespace
+from .change import Change
+from .commands import BeginEpoch, EndSessions, ForgetClients, RegisterSession, RegisterWorker
+from .records import Client, Cluster, Epoch, Reply, Session, Worker
+from .tables import u64
+
+WORKER_ID_MAX = 128
+
+
+def begin_epoch(change: Change, command: BeginEpoch) -> Reply:
+    """A master starts. On empty tables it founds the cluster; all older sessions stay until they end."""
+    if change.cluster() is None:
+        change.put("meta", b"cluster", Cluster(command.cluster_id, change.now_ns))
+        namespace.make_root(change)
+    last = change.epoch()
+    change.put("meta", b"epoch", Epoch(1 if last is None else last.epoch + 1, change.now_ns))
+    return Reply()
+
+
+def register_session(change: Change, command: RegisterSession) -> Reply:
+    """A client's new session ends its old one; results and working blocks are the client's and stay.
+
+    Raises: InvalidArgument.
+    """
+    if not command.client_id or not command.session_id:
+        raise InvalidArgument("a session needs a client id and a session id that are not 0")
+    client = change.find_client(command.client_id) or Client(0, change.now_ns)
+    if client.session_id:
+        change.delete("sessions", u64(client.session_id))
+    epoch = change.epoch()
+    session = Session(
+        client_id=command.client_id,
+        node_id=command.node_id,
+        kind=command.kind,
+        name=command.name,
+        holds_grants=command.holds_grants,
+        epoch=epoch.epoch if epoch else 0,
+        opened_ns=change.now_ns,
+    )
+    change.put("sessions", u64(command.session_id), session)
+    current = msgspec.structs.replace(client, session_id=command.session_id, seen_ns=change.now_ns)
+    change.put("clients", u64(command.client_id), current)
+    return Reply()
+
+
+def end_sessions(change: Change, command: EndSessions) -> Reply:
+    for session_id in command.session_ids:
+        session = change.find_session(session_id)
+        if session is None:
+            continue
+        change.delete("sessions", u64(session_id))
+        client = change.find_client(session.client_id)
+        if client is not None and client.session_id == session_id:
+            ended = msgspec.structs.replace(client, session_id=0, seen_ns=change.now_ns)
+            change.put("clients", u64(session.client_id), ended)
+    return Reply()
+
+
+def forget_clients(change: Change, command: ForgetClients) -> Reply:
+    """Passes over those that have registered again meanwhile."""
+    for client_id in command.client_ids:
+        client = change.find_client(client_id)
+        if client is None or client.session_id:
+            continue
+        while page := change.txn.scan("results", u64(client_id)):
+            for key, _ in page:
+                change.delete("results", key)
+        change.delete("clients", u64(client_id))
+    return Reply()
+
+
+def register_worker(change: Change, command: RegisterWorker) -> Reply:
+    """Raises: InvalidArgument."""
+    check_worker_id(command.worker_id)
+    worker = Worker(command.node_id, command.address, command.incarnation, command.disks, change.now_ns)
+    change.put("workers", command.worker_id.encode(), worker)
+    return Reply()
+
+
+def check_worker_id(worker_id: str) -> None:
+    """Raises: InvalidArgument."""
+    size = len(worker_id.encode(errors="surrogatepass"))
+    if not 0 < size <= WORKER_ID_MAX or not worker_id.isprintable():
+        raise InvalidArgument(f"{worker_id!r} is not a worker id: 1 to {WORKER_ID_MAX} bytes of printable text")

@@ -1,0 +1,95 @@
+"""What a worker says it has, against what the tables say: pure comparison of one page of a full report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..common.errors import InvalidArgument
+from .commands import HeldBlock
+from .records import Held
+from .tables import PAGE_ROWS, from_u64, of_worker, rows
+from .view import View
+
+REPORT_PAGE_MAX = 16_384
+LAST_BLOCK = (1 << 64) - 1
+MARGIN_NS = 60_000_000_000
+"""A replica this young is not dropped for missing in a report: the worker may have listed its files before."""
+
+
+@dataclass
+class Differences:
+    added: list[HeldBlock] = field(default_factory=list)
+    removed: list[tuple[int, int]] = field(default_factory=list)
+    unknown: list[tuple[int, int]] = field(default_factory=list)
+
+
+def check_order(blocks: Sequence[int], first: int) -> None:
+    """Raises: InvalidArgument: not ascending, or below where the report has come to."""
+    previous = first - 1
+    for block in blocks:
+        if block <= previous:
+            raise InvalidArgument(f"full report: block {block:016x} after {previous:016x}; they must ascend")
+        previous = block
+
+
+def compare(
+    view: View,
+    worker_id: str,
+    page: Sequence[tuple[HeldBlock, bool]],
+    first: int,
+    last: int,
+    started_ns: int,
+) -> Differences:
+    """``page`` lists all that the worker has of blocks ``first`` to ``last``, with whether each is still working."""
+    result = Differences()
+    listed: dict[int, int] = {}
+    held = _held(view, worker_id, first, last)
+    for block, working in page:
+        known = _is_known(view, block, working, held, result)
+        if known:
+            listed[block.block] = block.generation
+        else:
+            result.unknown.append((block.block, block.generation))
+    for number, record in held.items():
+        if listed.get(number) != record.generation and record.since_ns < started_ns - MARGIN_NS:
+            result.removed.append((number, record.generation))
+    reported = {block.block for block, _ in page}
+    for key, _ in rows(view.reader, "garbage", of_worker(worker_id), of_worker(worker_id, first)):
+        number = from_u64(key)
+        if number > last:
+            break
+        if number not in reported:
+            result.removed.append((number, 0))
+    return result
+
+
+def _is_known(view: View, block: HeldBlock, working: bool, held: dict[int, Held], result: Differences) -> bool:
+    owned = view.find_working(block.block)
+    if owned is not None and owned.generation == block.generation:
+        return True
+    found = view.extent_of(block.block, block.generation)
+    if found is None or working:
+        return False
+    extent = found[2]
+    if block.length_bytes != extent.length_bytes or (extent.digest and block.digest != extent.digest):
+        if block.block in held:
+            result.removed.append((block.block, block.generation))
+        return False
+    if block.block not in held:
+        result.added.append(block)
+    return True
+
+
+def _held(view: View, worker_id: str, first: int, last: int) -> dict[int, Held]:
+    result: dict[int, Held] = {}
+    start = first
+    while page := view.held(worker_id, start):
+        for number, record in page:
+            if number > last:
+                return result
+            result[number] = record
+        if len(page) < PAGE_ROWS or page[-1][0] == LAST_BLOCK:
+            return result
+        start = page[-1][0] + 1
+    return result

@@ -1,0 +1,360 @@
+# ruff: noqa: N802 (methods are named as in the .proto)
+"""The gRPC service: each method unpacks, asks, packs; errors are mapped once, in ``_rpc``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .. import __version__
+from ..common.errors import (
+    HearthError,
+    Internal,
+    InvalidArgument,
+    NotSupported,
+    Unavailable,
+    WrongCluster,
+    to_trailing_metadata,
+)
+from ..common.telemetry import TRACE_KEY, get_logger, trace
+from ..common.types import PROTOCOL
+from ..proto import master_pb2, master_pb2_grpc
+from . import check, codec, commands, lookups, machine, metrics
+from .core import Core
+from .journal import last_number
+from .sessions import Session
+from .view import View
+from .workers import Workers
+
+TEXT_MAX = 256
+DETAILS_MAX = 1000
+RESOLVE_TRIES = 8
+log = get_logger("hearthfs.master")
+
+
+def _rpc(method: Callable[..., Awaitable[Any]]) -> Any:
+    """Counts and times a call, binds its trace id, and turns its errors into gRPC statuses."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    async def call(self: MasterService, request: Any, context: Any) -> Any:
+        started_s = time.perf_counter()
+        result = "cancelled"
+        try:
+            with trace(_trace_id(context)):
+                try:
+                    reply = await method(self, request, context)
+                    result = "ok"
+                    return reply
+                except HearthError as error:
+                    result, failure = type(error).__name__, error
+                except Exception:
+                    log.exception("call-failed", method=name)
+                    result, failure = (
+                        "Internal",
+                        Internal(f"{name} failed by a fault in the master; its log has the trace"),
+                    )
+            await context.abort(failure.code, str(failure)[:DETAILS_MAX], to_trailing_metadata(failure))
+        finally:
+            metrics.RPCS.labels(name, result).inc()
+            metrics.RPC_SECONDS.labels(name).observe(time.perf_counter() - started_s)
+
+    return call
+
+
+def _trace_id(context: Any) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == TRACE_KEY and isinstance(value, str):
+            return value[:64]
+    return None
+
+
+class MasterService(master_pb2_grpc.MasterServicer):
+    def __init__(self, core: Core, workers: Workers) -> None:
+        self._core = core
+        self._workers = workers
+
+    def _session(self, request: Any) -> Session:
+        return self._core.session(request.context.session_id, request.context.epoch)
+
+    # ---------------------------------------------------------------- sessions
+
+    @_rpc
+    async def Register(self, request: master_pb2.RegisterRequest, context: Any) -> master_pb2.RegisterReply:
+        core = self._core
+        core.check_epoch(0)
+        self._check_peer(request.cluster_id, request.protocol)
+        for text in (request.node_id, request.kind, request.name):
+            if len(text) > TEXT_MAX:
+                raise InvalidArgument(f"a text of {len(text)} characters; the limit is {TEXT_MAX}")
+        command = commands.RegisterSession(
+            session_id=secrets.randbits(64) | 1,
+            client_id=request.client_id,
+            node_id=request.node_id,
+            kind=request.kind,
+            name=request.name,
+            holds_grants=request.holds_grants,
+        )
+        session = await core.open_session(command)
+        lease_s = core.settings.session_lease_s if session.holds_grants else core.settings.session_idle_s
+        return master_pb2.RegisterReply(
+            session_id=session.session_id,
+            epoch=core.epoch,
+            cluster_id=core.cluster.cluster_id,
+            lease_ms=int(lease_s * 1000),
+            protocol=min(request.protocol, PROTOCOL),
+        )
+
+    def _check_peer(self, cluster_id: str, protocol: int) -> None:
+        """Raises: WrongCluster, NotSupported."""
+        ours = self._core.cluster.cluster_id
+        if cluster_id and cluster_id != ours:
+            raise WrongCluster(f"this is the master of cluster {ours!r}, not of {cluster_id!r}")
+        if protocol < PROTOCOL - 1:
+            raise NotSupported(f"protocol {protocol} is too old; this master speaks {PROTOCOL - 1} and {PROTOCOL}")
+
+    @_rpc
+    async def Watch(self, request_iterator: Any, context: Any) -> None:
+        first = await context.read()
+        if not isinstance(first, master_pb2.WatchRequest):
+            raise InvalidArgument("a watch stream begins with a message that names the session")
+        session = self._session(first)
+        if not session.holds_grants:
+            raise InvalidArgument("this session holds no grants; there is nothing to watch")
+        await self._core.watches.serve(session, first, context)
+        if self._core.stopping:
+            raise Unavailable("the master is stopping")
+
+    # ---------------------------------------------------------------- reads
+
+    @_rpc
+    async def Lookup(self, request: master_pb2.LookupRequest, context: Any) -> Any:
+        core, session = self._core, self._session(request)
+        core.sessions.grant(session, request.parent)
+        with core.view() as view:
+            number, inode = lookups.lookup(view, request.parent, request.name)
+        if request.name in (b".", b".."):
+            core.sessions.grant(session, number)
+            with core.view() as view:
+                number, inode = lookups.lookup(view, request.parent, request.name)
+        return codec.entry(number, inode, self._workers.addresses)
+
+    @_rpc
+    async def Resolve(self, request: master_pb2.ResolveRequest, context: Any) -> Any:
+        """Walks again until all directories on the way were granted before the walk that is answered."""
+        core, session = self._core, self._session(request)
+        granted: set[int] = set()
+        for _ in range(RESOLVE_TRIES):
+            walk = lookups.Walk()
+            try:
+                with core.view() as view:
+                    inode = lookups.resolve(view, request.path, request.no_follow, walk)
+            except HearthError:
+                if not session.holds_grants or walk.visited <= granted:
+                    raise
+            else:
+                if not session.holds_grants or walk.visited <= granted:
+                    return codec.entry(walk.inode, inode, self._workers.addresses)
+            granted |= walk.visited
+            core.sessions.grant(session, *walk.visited)
+        raise Unavailable(f"{request.path[:80]!r} changes too fast to be resolved; try again")
+
+    @_rpc
+    async def Getattr(self, request: master_pb2.GetattrRequest, context: Any) -> Any:
+        core, session = self._core, self._session(request)
+        core.sessions.grant(session, request.inode)
+        with core.view() as view:
+            inode = view.inode(request.inode)
+        return codec.entry(request.inode, inode, self._workers.addresses)
+
+    @_rpc
+    async def Readdir(self, request: master_pb2.ReaddirRequest, context: Any) -> master_pb2.ReaddirReply:
+        core, session = self._core, self._session(request)
+        core.sessions.grant(session, request.inode)
+        if request.after_cookie >= lookups.COOKIE_END:
+            return master_pb2.ReaddirReply(end=True)
+        with core.view() as view:
+            page, end = lookups.readdir(view, request.inode, request.after_cookie, request.limit, request.want_entries)
+        addresses = self._workers.addresses
+        entries = [codec.directory_entry(cookie, ordered, inode, addresses) for cookie, ordered, inode in page]
+        return master_pb2.ReaddirReply(entries=entries, end=end)
+
+    @_rpc
+    async def GetXattrs(self, request: master_pb2.GetXattrsRequest, context: Any) -> master_pb2.GetXattrsReply:
+        core, session = self._core, self._session(request)
+        core.sessions.grant(session, request.inode)
+        with core.view() as view:
+            view.inode(request.inode)
+            found = view.xattrs(request.inode)
+        return master_pb2.GetXattrsReply(xattrs={name.decode(): value for name, value in found.items()})
+
+    @_rpc
+    async def Statfs(self, request: master_pb2.StatfsRequest, context: Any) -> master_pb2.StatfsReply:
+        self._session(request)
+        return self._totals()
+
+    def _totals(self) -> master_pb2.StatfsReply:
+        reply = master_pb2.StatfsReply()
+        for member in self._core.membership:
+            state = self._core.membership.state(member.worker_id)
+            for disk in member.disks if state != "lost" else ():
+                if not disk.failed:
+                    reply.total_bytes += disk.capacity_bytes
+                    reply.used_bytes += disk.used_bytes
+                    reply.available_bytes += disk.available_bytes if state == "live" else 0
+        with self._core.view() as view:
+            counters = view.counters()
+        reply.inodes, reply.blocks = counters.inodes, counters.blocks
+        return reply
+
+    @_rpc
+    async def LookupMany(self, request: master_pb2.LookupManyRequest, context: Any) -> master_pb2.LookupManyReply:
+        self._session(request)
+        names = codec.names(request.names, codec.LOOKUP_NAMES_MAX)
+        replicas = lookups.Replicas(self._workers.live_nodes(), request.prefer_node)
+        with self._core.view() as view:
+            directory = request.directory
+            if request.path:
+                directory = lookups.resolve_directory(view, request.path)
+            else:
+                view.directory(directory)
+            found = lookups.lookup_many(view, directory, names, replicas, request.want_layout)
+        metrics.LOOKUPS.labels("hit").inc(found.hits)
+        metrics.LOOKUPS.labels("miss").inc(len(names) - found.hits)
+        workers = self._workers.addresses(replicas.workers)
+        return codec.lookup_many_reply(directory, found, workers)
+
+    # ---------------------------------------------------------------- mutations
+
+    @_rpc
+    async def Mutate(self, request: master_pb2.MutateRequest, context: Any) -> master_pb2.MutateReply:
+        core, session = self._core, self._session(request)
+        if request.client_id != session.client_id or not request.request_id:
+            raise InvalidArgument(
+                f"request {request.request_id} of client {request.client_id:016x} in a session of "
+                f"client {session.client_id:016x}"
+            )
+        with core.view() as view:
+            result = machine.find_result(
+                view, request.client_id, request.request_id, request.acked_below, codec.operation(request)
+            )
+        if result is None:
+            command = codec.command(request, self._workers.place, core.membership.live())
+            committed = await core.submit(
+                commands.Request(
+                    command=command,
+                    now_ns=core.clock.wall_ns(),
+                    client_id=request.client_id,
+                    request_id=request.request_id,
+                    acked_below=request.acked_below,
+                    session_id=session.session_id,
+                )
+            )
+            result, debts = committed.outcome.result, committed.debts
+        else:
+            metrics.REPLAYED.inc()
+            debts = core.watches.outstanding(session.session_id)
+        if debts and not request.no_wait:
+            await core.watches.wait(debts)
+        error = machine.error_of(result)
+        if error is not None:
+            raise error
+        return codec.mutate_reply(result.reply, self._workers.addresses)
+
+    # ---------------------------------------------------------------- workers
+
+    @_rpc
+    async def RegisterWorker(self, request: master_pb2.RegisterWorkerRequest, context: Any) -> Any:
+        core = self._core
+        self._check_newer(request.context.epoch)
+        self._check_peer(request.cluster_id, request.protocol)
+        await self._workers.register(request)
+        heartbeat_ms = int(core.settings.heartbeat_s * 1000)
+        return master_pb2.RegisterWorkerReply(
+            epoch=core.epoch, cluster_id=core.cluster.cluster_id, heartbeat_ms=heartbeat_ms
+        )
+
+    def _check_newer(self, epoch: int) -> None:
+        """An older epoch is what one registers for. Raises: StaleEpoch: this master was replaced."""
+        self._core.check_epoch(epoch if epoch > self._core.epoch else 0)
+
+    @_rpc
+    async def Heartbeat(self, request: master_pb2.HeartbeatRequest, context: Any) -> master_pb2.HeartbeatReply:
+        self._core.check_epoch(request.context.epoch)
+        return await self._workers.heartbeat(request)
+
+    @_rpc
+    async def ReportBlocks(self, request: master_pb2.ReportBlocksRequest, context: Any) -> master_pb2.ReportBlocksReply:
+        self._core.check_epoch(request.context.epoch)
+        return await self._workers.report(request)
+
+    # ---------------------------------------------------------------- operators
+
+    @_rpc
+    async def Status(self, request: master_pb2.StatusRequest, context: Any) -> master_pb2.StatusReply:
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        with core.view() as view:
+            sequence = last_number(view.reader)
+        reply = master_pb2.StatusReply(
+            cluster_id=core.cluster.cluster_id,
+            epoch=core.epoch,
+            version=__version__,
+            journal_sequence=sequence,
+            started_ns=core.started_ns,
+            totals=self._totals(),
+            unavailable_files=core.unavailable_files,
+        )
+        reply.workers.extend(self._workers.statuses(now_s))
+        for session in core.sessions:
+            reply.sessions.add(
+                session_id=session.session_id,
+                kind=session.kind,
+                node_id=session.node_id,
+                name=session.name,
+                idle_ms=int((now_s - max(session.seen_s, session.renewed_s)) * 1000),
+                grants=len(session.grants),
+            )
+        return reply
+
+    @_rpc
+    async def Dump(self, request: master_pb2.DumpRequest, context: Any) -> None:
+        with self._core.store.snapshot() as reader:
+            view = View(reader)
+            checked = check.Check(view)
+            for row in checked.rows():
+                if row is None:
+                    await asyncio.sleep(0)
+                else:
+                    await context.write(self._dump_record(view, row))
+            end = master_pb2.DumpEnd(
+                journal_sequence=last_number(reader),
+                dentries=checked.dentries,
+                inodes=checked.inodes,
+                blocks=checked.blocks,
+                problems=checked.problems,
+            )
+        await context.write(master_pb2.DumpRecord(end=end))
+
+    def _dump_record(self, view: View, row: check.Row) -> master_pb2.DumpRecord:
+        if isinstance(row, check.DentryRow):
+            dentry = master_pb2.DumpDentry(
+                parent=row.parent, name=row.name, inode=row.dentry.inode, cookie=row.dentry.cookie
+            )
+            return master_pb2.DumpRecord(dentry=dentry)
+        if isinstance(row, check.InodeRow):
+            return master_pb2.DumpRecord(inode=codec.entry(row.number, row.inode, self._workers.addresses))
+        client = view.find_client(row.client_id) if row.client_id else None
+        block = master_pb2.DumpBlock(
+            block=row.block,
+            generation=row.generation,
+            inode=row.inode,
+            length_bytes=row.length_bytes,
+            digest=row.digest,
+            workers=row.workers,
+            session_id=client.session_id if client else 0,
+        )
+        return master_pb2.DumpRecord(block=block)

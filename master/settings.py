@@ -1,0 +1,47 @@
+"""What an operator may choose for a master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from ..common.settings import Settings
+from ..common.telemetry import LogFormat
+
+
+class MasterSettings(Settings):
+    """Settings of ``hearth master``: flags, ``HEARTH_MASTER_*``, table ``[master]``."""
+
+    role: ClassVar[str] = "master"
+
+    data: Path
+    """Directory of the metadata; made when its parent exists."""
+    listen: str = "127.0.0.1:7070"
+    allow_remote: bool = False
+    """Serve on an address other than loopback, although nobody has to show credentials."""
+    telemetry_listen: str = ""
+    """``host:port`` of /metrics and /healthz; empty: off."""
+    cluster_id: str = ""
+    """Empty: that of the data, or a new one for an empty directory. Data of another cluster is refused."""
+
+    session_lease_s: float = 5.0
+    session_idle_s: float = 300.0
+    """A session without grants ends after so long without a call."""
+    client_memory_s: float = 3600.0
+    """Results of a client that has no session are kept so long for its retries."""
+    working_grace_s: float = 60.0
+    """Working blocks of a client that has no session are kept so long: it may only be registering again."""
+    worker_suspect_s: float = 5.0
+    worker_lost_s: float = 30.0
+    heartbeat_s: float = 1.0
+
+    journal_retention_records: int = 1_000_000
+    map_size_bytes: int = 1 << 40
+    reserve_bytes: int = 64 << 20
+    """Growing operations get ENOSPC when the map or the disk has less than this left, so that deletes still work."""
+    queue_commands: int = 10_000
+    """Mutations that may wait for a commit; more are answered BUSY."""
+    stop_grace_s: float = 5.0
+
+    log_level: str = "info"
+    log_format: LogFormat = "console"

@@ -1,0 +1,256 @@
+"""The tables in one LMDB file. The only module that knows LMDB.
+
+LMDB has no checksums (a byte flipped in its file comes back as good data), so each stored value is::
+
+    8 bytes  xxh3-64 of (table name, key, body), little-endian
+    body
+
+Files in the data directory: ``lock`` (flock: one master at a time), ``hearth.mdb``, ``hearth.mdb-lock`` (LMDB's reader
+table).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import xxhash
+
+from ..common.errors import Conflict, DataDamaged, HearthError, NewerFormat, NoSpace
+from .records import SCHEMA_VERSION, Schema
+from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction
+
+FILE_NAME = "hearth.mdb"
+LOCK_NAME = "lock"
+MAX_READERS = 512
+_OUT_OF_ROOM = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError)
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+class StoreFailed(HearthError):
+    """A commit failed in a way that leaves its durability unknown: the process must stop, not try again."""
+
+
+class LmdbStore:
+    """Raises (constructor):
+    Conflict: another master has this directory.
+    NewerFormat: written by a newer version.
+    DataDamaged: not a readable data file.
+    OSError: the directory cannot be made or written.
+    """
+
+    def __init__(self, data: Path, map_size_bytes: int = 1 << 40, reserve_bytes: int = 64 << 20) -> None:
+        self._data = data
+        self._map_size_bytes = map_size_bytes
+        self._reserve_bytes = reserve_bytes
+        self._lock_fd = _lock(data)
+        try:
+            path = data / FILE_NAME
+            if path.exists():
+                _refuse_newer(path)
+            self._environment = _open(path, map_size_bytes)
+            cleared = self._environment.reader_check()
+            self.readers_cleared = cleared
+            self._tables = {name: self._environment.open_db(name.encode()) for name in TABLES}
+            self._page_bytes: int = self._environment.stat()["psize"]
+            self._stamp_schema()
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _stamp_schema(self) -> None:
+        with self.batch() as batch, batch.step() as txn:
+            if txn.get("meta", b"schema") is None:
+                txn.put("meta", b"schema", msgspec.msgpack.encode(Schema(SCHEMA_VERSION)))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Reader]:
+        txn = self._begin_read()
+        try:
+            yield _LmdbTransaction(txn, self._tables)
+        finally:
+            txn.abort()
+
+    def _begin_read(self) -> Any:
+        try:
+            return self._environment.begin(buffers=False)
+        except lmdb.ReadersFullError:
+            self.clear_readers()
+            return self._environment.begin(buffers=False)
+
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        txn = self._environment.begin(write=True)
+        try:
+            yield _LmdbBatch(self._environment, txn, self._tables)
+        except BaseException:
+            txn.abort()
+            raise
+        try:
+            txn.commit()
+        except _OUT_OF_ROOM as error:
+            raise NoSpace(f"{self._data}: no room for metadata: {error}") from None
+        except lmdb.Error as error:
+            raise StoreFailed(
+                f"{self._data}: commit failed: {error}; stopping, nothing of it was acknowledged"
+            ) from None
+
+    def has_room(self) -> bool:
+        disk = os.statvfs(self._data)
+        if disk.f_bavail * disk.f_frsize < self._reserve_bytes:
+            return False
+        limit = self._map_size_bytes - self._reserve_bytes
+        if (self._environment.info()["last_pgno"] + 1) * self._page_bytes < limit:
+            return True
+        return self._pages_in_use() * self._page_bytes < limit
+
+    def _pages_in_use(self) -> int:
+        """Pages of all tables: what is left in the map beside them LMDB gives out again."""
+        with self._environment.begin() as txn:
+            stats = [txn.stat(table) for table in self._tables.values()]
+        return sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
+
+    def clear_readers(self) -> int:
+        """Frees the slots of readers whose process is gone; their old snapshots would keep the file growing."""
+        return int(self._environment.reader_check())
+
+    def close(self) -> None:
+        self._environment.close()
+        os.close(self._lock_fd)
+
+
+class _LmdbBatch:
+    def __init__(self, environment: Any, parent: Any, tables: dict[str, Any]) -> None:
+        self._environment = environment
+        self._parent = parent
+        self._tables = tables
+
+    @contextmanager
+    def step(self) -> Iterator[Transaction]:
+        txn = self._environment.begin(write=True, parent=self._parent)
+        try:
+            yield _LmdbTransaction(txn, self._tables)
+            txn.commit()
+        except BaseException as error:
+            txn.abort()
+            if isinstance(error, _OUT_OF_ROOM):
+                raise NoSpace(f"no room for metadata: {error}") from None
+            raise
+
+
+class _LmdbTransaction:
+    def __init__(self, txn: Any, tables: dict[str, Any]) -> None:
+        self._txn = txn
+        self._tables = tables
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        value = self._txn.get(key, db=self._tables[table])
+        return None if value is None else _verified(table, key, value)
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        get, db, prefix, hash_ = self._txn.get, self._tables[table], table.encode(), _hash
+        result: list[bytes | None] = []
+        append = result.append
+        for key in keys:
+            value = get(key, None, db)
+            if value is None:
+                append(None)
+                continue
+            body = value[8:]
+            if hash_(prefix + key + body) != int.from_bytes(value[:8], "little"):
+                raise _damaged(table, key)
+            append(body)
+        return result
+
+    def scan(
+        self, table: str, prefix: bytes = b"", start: bytes = b"", limit: int = PAGE_ROWS
+    ) -> list[tuple[bytes, bytes]]:
+        page: list[tuple[bytes, bytes]] = []
+        with self._txn.cursor(self._tables[table]) as cursor:
+            if limit < 1 or not cursor.set_range(max(prefix, start)):
+                return page
+            for key, value in cursor:
+                if not key.startswith(prefix):
+                    break
+                page.append((key, _verified(table, key, value)))
+                if len(page) == limit:
+                    break
+        return page
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        checksum = _hash(table.encode() + key + value).to_bytes(8, "little")
+        self._txn.put(key, checksum + value, db=self._tables[table])
+
+    def delete(self, table: str, key: bytes) -> bool:
+        return bool(self._txn.delete(key, db=self._tables[table]))
+
+
+def _verified(table: str, key: bytes, value: bytes) -> bytes:
+    body = value[8:]
+    if _hash(table.encode() + key + body) != int.from_bytes(value[:8], "little"):
+        raise _damaged(table, key)
+    return body
+
+
+def _damaged(table: str, key: bytes) -> DataDamaged:
+    return DataDamaged(f"table {table}, key {key.hex()}: the value does not match its checksum; restore from a backup")
+
+
+def _lock(data: Path) -> int:
+    with suppress(FileExistsError):
+        data.mkdir(mode=0o700)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(data / LOCK_NAME, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise Conflict(f"{data}: another master (process {owner or 'unknown'}) runs on this data") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _open(path: Path, map_size_bytes: int, readonly: bool = False) -> Any:
+    try:
+        return lmdb.open(
+            str(path),
+            map_size=map_size_bytes,
+            subdir=False,
+            mode=0o600,
+            max_dbs=len(TABLES) + 8,
+            max_readers=MAX_READERS,
+            readonly=readonly,
+            readahead=False,
+        )
+    except lmdb.Error as error:
+        raise DataDamaged(f"{path}: cannot be opened as metadata: {error}; restore from a backup") from None
+
+
+def _refuse_newer(path: Path) -> None:
+    """Looks at the schema before anything is written."""
+    environment = _open(path, 1 << 40, readonly=True)
+    try:
+        with environment.begin() as txn:
+            try:
+                table = environment.open_db(b"meta", txn=txn, create=False)
+            except lmdb.NotFoundError:
+                return
+            value = txn.get(b"schema", db=table)
+            if value is None:
+                return
+            version = msgspec.msgpack.decode(_verified("meta", b"schema", value), type=Schema).version
+    finally:
+        environment.close()
+    if version > SCHEMA_VERSION:
+        raise NewerFormat(
+            f"{path}: schema version {version}, this program knows {SCHEMA_VERSION}; start the newer program on it"
+        )

@@ -1,0 +1,175 @@
+"""The workers' calls: register, heartbeat, report. Only what changes the tables becomes a command."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from ..common.errors import InvalidArgument, TooBig
+from ..common.telemetry import get_logger
+from ..proto import common_pb2, master_pb2
+from . import codec, reports
+from .commands import HeldBlock, RegisterWorker, UpdateReplicas
+from .core import Core
+from .membership import Member
+from .placement import Candidate, choose
+from .registry import check_worker_id
+from .tables import of_worker
+from .view import View
+
+DELETE_ORDERS_MAX = 1000
+REPORT_RETRY_S = 30.0
+log = get_logger("hearthfs.master")
+
+
+@dataclasses.dataclass
+class _Report:
+    """How far a worker's full report has come."""
+
+    incarnation: int
+    first: int
+    started_ns: int
+    page_s: float
+
+
+class Workers:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._members = core.membership
+        self._reports: dict[str, _Report] = {}
+
+    async def register(self, request: master_pb2.RegisterWorkerRequest) -> None:
+        """Raises: Conflict, InvalidArgument, and what a commit raises."""
+        check_worker_id(request.worker_id)
+        if not request.address or not request.incarnation:
+            raise InvalidArgument(f"worker {request.worker_id!r} names no address or no incarnation")
+        disks = codec.disks(request.disks)
+        member = Member(
+            worker_id=request.worker_id,
+            node_id=request.node_id,
+            address=request.address,
+            incarnation=request.incarnation,
+            disk_paths=tuple(disk.path for disk in disks),
+            seen_s=self._core.clock.monotonic_s(),
+            disks=disks,
+        )
+        self._members.register(member)  # first: two of them must not both wait for their commits
+        self._reports.pop(request.worker_id, None)
+        command = RegisterWorker(
+            member.worker_id, member.node_id, member.address, member.incarnation, member.disk_paths
+        )
+        await self._core.submit_own(command)
+        log.info("worker-registered", worker=member.worker_id, node=member.node_id, address=member.address)
+
+    async def heartbeat(self, request: master_pb2.HeartbeatRequest) -> master_pb2.HeartbeatReply:
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        reply = master_pb2.HeartbeatReply(epoch=core.epoch)
+        member = self._members.heartbeat(request.worker_id, request.incarnation, codec.disks(request.disks), now_s)
+        if member is None:
+            reply.register = True
+            return reply
+        added = [codec.held_block(report) for report in request.added if not report.working]
+        removed = [(key.block, key.generation) for key in request.removed]
+        with core.view() as view:
+            added, removed = _effective(view, member.worker_id, added, removed)
+        await self._update(member.worker_id, added, removed)
+        with core.view() as view:
+            for block, generation in view.garbage(member.worker_id, DELETE_ORDERS_MAX):
+                reply.delete.add(block=block, generation=generation)
+        report = self._reports.get(member.worker_id)
+        reply.report_all = member.needs_report and (report is None or now_s - report.page_s > REPORT_RETRY_S)
+        return reply
+
+    async def report(self, request: master_pb2.ReportBlocksRequest) -> master_pb2.ReportBlocksReply:
+        """Raises: InvalidArgument (no report was started, order), TooBig, and what a commit raises."""
+        core, now_s = self._core, self._core.clock.monotonic_s()
+        member = self._members.find(request.worker_id)
+        if member is None or member.incarnation != request.incarnation:
+            raise InvalidArgument(f"worker {request.worker_id!r} must register before it reports")
+        if len(request.blocks) > reports.REPORT_PAGE_MAX:
+            raise TooBig(f"a page of {len(request.blocks)} blocks; the limit is {reports.REPORT_PAGE_MAX}")
+        if request.start:
+            self._reports[member.worker_id] = _Report(request.incarnation, 0, core.clock.wall_ns(), now_s)
+        report = self._reports.get(member.worker_id)
+        if report is None:
+            raise InvalidArgument(f"worker {request.worker_id!r}: a report begins with a page that says so")
+        reports.check_order([block.block for block in request.blocks], report.first)
+        last = reports.LAST_BLOCK if request.end or not request.blocks else request.blocks[-1].block
+        if not request.end and not request.blocks:
+            return master_pb2.ReportBlocksReply()
+        page = [(codec.held_block(block), block.working) for block in request.blocks]
+        with core.view() as view:
+            found = reports.compare(view, member.worker_id, page, report.first, last, report.started_ns)
+        report.first, report.page_s = last + 1, now_s
+        await self._update(member.worker_id, found.added, found.removed)
+        if request.end:
+            self._reports.pop(member.worker_id, None)
+            self._members.reported(member, core.clock.monotonic_s())
+        keys = [master_pb2.BlockKey(block=block, generation=generation) for block, generation in found.unknown]
+        return master_pb2.ReportBlocksReply(unknown=keys)
+
+    async def _update(self, worker_id: str, added: list[HeldBlock], removed: list[tuple[int, int]]) -> None:
+        if added or removed:
+            await self._core.submit_own(UpdateReplicas(worker_id, tuple(added), tuple(removed)))
+
+    # ---------------------------------------------------------------- what others ask
+
+    def place(self, prefer_node: str, size_bytes: int, avoid: Iterable[str]) -> str:
+        """A live worker for a new block. Raises: NoSpace."""
+        members = [self._members.find(worker_id) for worker_id in self._members.live()]
+        candidates = [Candidate(m.worker_id, m.node_id, m.available_bytes) for m in members if m is not None]
+        chosen = choose(candidates, prefer_node=prefer_node, size_bytes=size_bytes, avoid=tuple(avoid))
+        member = self._members.find(chosen)
+        assert member is not None
+        member.promised_bytes += size_bytes
+        return chosen
+
+    def addresses(self, worker_ids: Iterable[str]) -> list[common_pb2.WorkerAddress]:
+        """Those that a reader may try: live ones first, then suspect ones."""
+        result: list[tuple[bool, common_pb2.WorkerAddress]] = []
+        for worker_id in worker_ids:
+            member, state = self._members.find(worker_id), self._members.state(worker_id)
+            if member is not None and state != "lost":
+                suspect = state == "suspect"
+                result.append((suspect, _address(member, suspect)))
+        return [address for _, address in sorted(result, key=lambda item: item[0])]
+
+    def statuses(self, now_s: float) -> list[master_pb2.WorkerStatus]:
+        return [
+            master_pb2.WorkerStatus(
+                worker=_address(member, self._members.state(member.worker_id) == "suspect"),
+                state=self._members.state(member.worker_id),
+                heartbeat_age_ms=int((now_s - member.seen_s) * 1000),
+                disks=[master_pb2.Disk(**dataclasses.asdict(disk)) for disk in member.disks],
+                blocks=sum(disk.blocks for disk in member.disks),
+            )
+            for member in self._members
+        ]
+
+    def live_nodes(self) -> dict[str, str]:
+        """Live workers and their nodes."""
+        members = (self._members.find(worker_id) for worker_id in self._members.live())
+        return {member.worker_id: member.node_id for member in members if member is not None}
+
+
+def _address(member: Member, suspect: bool) -> common_pb2.WorkerAddress:
+    return common_pb2.WorkerAddress(
+        worker_id=member.worker_id, node_id=member.node_id, address=member.address, suspect=suspect
+    )
+
+
+def _effective(
+    view: View, worker_id: str, added: list[HeldBlock], removed: list[tuple[int, int]]
+) -> tuple[list[HeldBlock], list[tuple[int, int]]]:
+    """Without what the tables say already: a heartbeat that is sent again costs no commit."""
+    held = view.reader.get_many("worker_blocks", [of_worker(worker_id, block.block) for block in added])
+    new = [block for block, value in zip(added, held, strict=True) if value is None]
+    keys = [of_worker(worker_id, block) for block, _ in removed]
+    replicas = view.reader.get_many("worker_blocks", keys)
+    garbage = view.reader.get_many("garbage", keys)
+    gone = [
+        key
+        for key, replica, waste in zip(removed, replicas, garbage, strict=True)
+        if replica is not None or waste is not None
+    ]
+    return new, gone
