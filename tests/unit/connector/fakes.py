@@ -1,0 +1,81 @@
+"""Stand-ins that the connector's tests share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from hearthfs.common.clock import Clock
+from hearthfs.common.errors import HearthError, NotFound
+from hearthfs.connector.notices import Notices
+from hearthfs.connector.settings import ConnectorSettings
+from hearthfs.connector.storage import Storage
+
+
+class Log:
+    """Keeps what a ``logging`` logger would print."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, text: str, *values: object) -> None:
+        self.lines.append(text % values)
+
+    warning = info
+
+
+class MemoryStore:
+    """Files in a dict; each call can be made to fail or to hang."""
+
+    verifies_bytes = False
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, str], bytes] = {}
+        self.lookups: list[tuple[str, list[str]]] = []
+        self.error: Exception | None = None
+        self.before_load: Callable[[], None] = lambda: None
+        self.before_store: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
+
+    def lookup(self, directory: str, names: Sequence[str], timeout_s: float) -> list[bool]:
+        if self.error:
+            raise self.error
+        self.lookups.append((directory, list(names)))
+        return [(directory, name) in self.files for name in names]
+
+    def load(
+        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+    ) -> list[HearthError | None]:
+        self.before_load()
+        if self.error:
+            raise self.error
+        return [self._load_one(directory, name, buffer) for name, buffer in zip(names, buffers, strict=True)]
+
+    def _load_one(self, directory: str, name: str, buffer: memoryview) -> HearthError | None:
+        data = self.files.get((directory, name))
+        if data is None:
+            return NotFound(name)
+        buffer[: len(data)] = data
+        return None
+
+    def store(
+        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float, replace: bool
+    ) -> list[HearthError | None]:
+        self.before_store()
+        if self.error:
+            raise self.error
+        with self.lock:
+            for name, buffer in zip(names, buffers, strict=True):
+                if replace or (directory, name) not in self.files:
+                    self.files[directory, name] = bytes(buffer)
+        return [None] * len(names)
+
+    def put_manifest(self, directory: str, name: str, data: bytes, timeout_s: float) -> None:
+        self.files[directory, name] = data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def storage_of(store: MemoryStore, settings: ConnectorSettings, log: Log, clock: Clock | None = None) -> Storage:
+    return Storage(settings, Notices(log, interval_s=0), opener=lambda _: store, clock=clock)
