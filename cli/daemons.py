@@ -19,13 +19,18 @@ def add_to(app: typer.Typer) -> None:
 
 def up(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Everything goes here. [/var/lib/hearthfs or ~/.local/share]")
+        Path | None,
+        typer.Option(metavar="DIR", help="Everything goes here. Default: /var/lib/hearthfs or ~/.local/share."),
     ] = None,
-    mountpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files appear. [DATA/mnt]")] = None,
+    mountpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the files appear. Default: DATA/mnt.")
+    ] = None,
     no_mount: Annotated[bool, typer.Option("--no-mount", help="Master and worker only: no FUSE, no root.")] = False,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the master.")] = "127.0.0.1:7070",
     worker_listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the worker.")] = "127.0.0.1:7071",
-    capacity: Annotated[str, typer.Option(metavar="SIZE", help="Of the disk, e.g. 100GiB. [what is free]")] = "",
+    capacity: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of the disk, e.g. 100GiB. Default: what is free.")
+    ] = "",
     config: options.Config = None,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C: master, worker and mount."""
@@ -47,7 +52,7 @@ def master(
 ) -> None:
     """Serve the namespace: one per cluster.
 
-    Other settings: table [master] of the TOML file, or variables HEARTH_MASTER_...
+    Other settings: table `master` of the TOML file, or variables HEARTH_MASTER_...
     """
     from ..master.main import serve
     from ..master.settings import MasterSettings
@@ -74,11 +79,11 @@ def worker(
     ] = None,
     listen: options.Listen = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address that others reach it by. [--listen]")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address that others reach it by. Default: --listen.")
     ] = None,
     socket: Annotated[str | None, typer.Option(metavar="PATH", help="Unix socket for programs on this node.")] = None,
     node_id: options.NodeId = None,
-    worker_id: Annotated[str | None, typer.Option(help="Name of this worker. [the node id]")] = None,
+    worker_id: Annotated[str | None, typer.Option(help="Name of this worker. Default: the node id.")] = None,
     cluster_id: options.ClusterId = None,
     telemetry_listen: options.Telemetry = None,
     log_level: options.LogLevel = None,
@@ -87,7 +92,7 @@ def worker(
 ) -> None:
     """Keep block files on this node's disks and serve them: one per node.
 
-    Other settings: table [worker] of the TOML file, or variables HEARTH_WORKER_...
+    Other settings: table `worker` of the TOML file, or variables HEARTH_WORKER_...
     """
     from ..worker.main import serve
     from ..worker.settings import WorkerSettings
@@ -115,7 +120,8 @@ def mount(
     mountpoint: Annotated[Path, typer.Argument(help="An empty directory, e.g. /mnt/kvcache.")],
     master: options.DaemonMaster = None,
     worker_socket: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Unix socket of this node's worker. [asked of the master]")
+        str | None,
+        typer.Option(metavar="PATH", help="Unix socket of this node's worker. Default: none, a node without one."),
     ] = None,
     node_id: options.NodeId = None,
     cluster_id: options.ClusterId = None,
@@ -126,13 +132,13 @@ def mount(
     log_format: options.LogFormat = None,
     foreground: Annotated[bool, typer.Option("--foreground", "-f", help="Stay; log to stderr.")] = False,
     log_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Log of the background daemon. [/var/log/hearthfs/…]")
+        Path | None, typer.Option(metavar="FILE", help="Log of the background daemon. Default: /var/log/hearthfs/….")
     ] = None,
     config: options.Config = None,
 ) -> None:
     """Show the cluster's files below MOUNTPOINT.
 
-    Returns once the mount works; the daemon goes on in the background. Other settings: table [mount] of the TOML
+    Returns once the mount works; the daemon goes on in the background. Other settings: table `mount` of the TOML
     file, or variables HEARTH_MOUNT_...
     """
     from .supervisor import stop_with_parent

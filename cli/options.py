@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
 Master = Annotated[
     str | None,
-    typer.Option("--master", "-m", metavar="HOST:PORT", help="The cluster's master. [HEARTH_CLIENT_MASTER]"),
+    typer.Option(
+        "--master",
+        "-m",
+        metavar="HOST:PORT",
+        help="The cluster's master. Default: HEARTH_CLIENT_MASTER, else 127.0.0.1:7070.",
+    ),
 ]
 DaemonMaster = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The cluster's master.")]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="TOML file of settings. [HEARTH_CONFIG, else /etc/hearthfs/hearth.toml]"),
+    typer.Option(metavar="FILE", help="TOML file of settings. Default: HEARTH_CONFIG, else /etc/hearthfs/hearth.toml."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where it serves.")]
@@ -25,7 +30,7 @@ Telemetry = Annotated[
     str | None, typer.Option("--telemetry-listen", metavar="HOST:PORT", help="Where it serves /metrics and /healthz.")
 ]
 ClusterId = Annotated[str | None, typer.Option(help="Refuse to work with any other cluster than this.")]
-NodeId = Annotated[str | None, typer.Option(help="Name of this node. [the host's name]")]
+NodeId = Annotated[str | None, typer.Option(help="Name of this node. Default: the host's name.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 LogFormat = Annotated[str | None, typer.Option(help="console or json.")]
 AllowOther = Annotated[
