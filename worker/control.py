@@ -14,8 +14,9 @@ from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from ..proto import master_pb2, worker_pb2
 from .block_store import BlockStore, WorkingFile
+from .disk import OpenBlock
 from .fetch import Fetcher
-from .leases import HeldBlock, Leases
+from .leases import Leases
 from .messages import block_file_message, key_from
 from .metrics import Metrics
 
@@ -23,6 +24,7 @@ MAX_BLOCKS = 64
 """Per request: so many descriptors travel with one message, and no request takes for ever."""
 
 Door = Literal["socket", "grpc"]
+Pace = Literal["quick", "disk", "network"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -61,12 +63,17 @@ class Control:
         self._changed = changed
 
     @staticmethod
-    def is_slow(request: worker_pb2.ControlRequest) -> bool:
-        """Whether it may take longer than a few file operations: then others should not wait behind it."""
+    def pace(request: worker_pb2.ControlRequest) -> Pace:
+        """How long it may take: a few file operations, as long as the disk needs, or as long as another node needs.
+        Requests of one pace must not wait behind those of a slower one."""
         op = request.WhichOneof("op")
-        if op == "commit":
-            return request.commit.sync or any(not item.checksums for item in request.commit.items)
-        return op == "fetch" or (op == "create" and request.create.HasField("copy_from"))
+        if op == "fetch":
+            return "network"
+        if op == "commit" and (request.commit.sync or any(not item.checksums for item in request.commit.items)):
+            return "disk"
+        if op == "create" and request.create.HasField("copy_from"):
+            return "disk"
+        return "quick"
 
     def handle(self, request: worker_pb2.ControlRequest, door: Door) -> Answer:
         """
@@ -130,17 +137,17 @@ class Control:
         if door == "socket":
             _pass_descriptors(reply, fds, opened)
             return
-        leased: dict[BlockKey, HeldBlock] = {}
+        leased: dict[BlockKey, OpenBlock] = {}
         for key, held in zip(keys, opened, strict=True):
             if held is not None and key in leased:
-                os.close(held.fd)
+                held.close()
             elif held is not None:
                 leased[key] = held
         if leased:
             reply.lease_id = self._leases.grant(leased, self._clock.monotonic_s())
             reply.lease_ms = int(self._leases.duration_s * 1000)
 
-    def _open_one(self, key: BlockKey) -> HeldBlock:
+    def _open_one(self, key: BlockKey) -> OpenBlock:
         try:
             return self._store.open_read(key)
         except HearthError:
@@ -186,7 +193,6 @@ class Control:
             )
         for record in records:
             reply.blocks.append(block_file_message(record))
-        self._changed()
 
     def _fetch(self, fetch: worker_pb2.FetchBlock, reply: worker_pb2.ControlReply) -> None:
         key = key_from(fetch.key)
@@ -216,7 +222,7 @@ def _keys(keys: Sequence[master_pb2.BlockKey]) -> list[BlockKey]:
 
 
 def _pass_descriptors(
-    reply: worker_pb2.ControlReply, fds: list[int], files: Sequence[HeldBlock | WorkingFile | None]
+    reply: worker_pb2.ControlReply, fds: list[int], files: Sequence[OpenBlock | WorkingFile | None]
 ) -> None:
     for file in files:
         if file is not None:

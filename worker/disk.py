@@ -17,26 +17,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import stat
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from ..common.errors import Conflict, InvalidArgument, NewerFormat, SettingsError, WrongCluster
+from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, NoSpace, SettingsError, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
-from .index import Index
+from . import identity
+from .index import BlockRecord, Index, check_format
 from .os_calls import OsCalls
 from .settings import Floor
 
-SCHEMA = 1
-IDENTITY = "hearth-disk.json"
+INDEX = "index"
 BAD_FILES_KEPT = 8
 UNKNOWN_BYTES = 1 << 60
 """Stands for the size of a filesystem that reports none (report R097)."""
@@ -46,12 +44,28 @@ _NAME = re.compile(r"([0-9a-f]{16})\.(\d{1,10})")
 log = get_logger("worker.disk")
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """Whom a disk belongs to."""
+@dataclass(frozen=True)
+class OpenBlock:
+    """An open, committed block. Whoever has it closes it."""
 
-    worker_id: str
-    cluster_id: str
-    schema: int = SCHEMA
+    disk: Disk
+    fd: int
+    record: BlockRecord
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Exactly ``size`` bytes, or fewer where the file ends.
+
+        Raises:
+            Unavailable: the disk failed.
+        """
+        with self.disk.guard():
+            return self.disk.calls.pread("read", self.fd, size, offset)
+
+    def dup(self) -> OpenBlock:
+        return OpenBlock(self.disk, os.dup(self.fd), self.record)
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class Space(NamedTuple):
@@ -89,7 +103,7 @@ class Disk:
         self.calls = calls or OsCalls()
         self.failed = False
         self.counted = True
-        self.identity: Identity | None = None
+        self.identity: identity.Identity | None = None
         self.index: Index
         self._limit_bytes = limit_bytes
         self._floor = floor
@@ -124,80 +138,36 @@ class Disk:
             fcntl.flock(self._root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(f"disk {self.path} is in use by another worker: stop it or name another disk") from None
-        self.identity = self._read_identity()
+        self.identity = identity.read(self.path)
         if self.identity is not None:
-            self._check_identity(self.identity, worker_id, cluster_id)
+            identity.check(self.path, self.identity, worker_id, cluster_id)
+        check_format(self.path / INDEX)
 
-    def _read_identity(self) -> Identity | None:
-        file = self.path / IDENTITY
-        try:
-            text = file.read_bytes()
-        except FileNotFoundError:
-            if (self.path / "blocks").exists():
-                raise SettingsError(
-                    f"disk {self.path} has blocks but no {IDENTITY}: put that file back, or empty the directory"
-                ) from None
-            return None
-        try:
-            schema = int(json.loads(text)["schema"])
-        except (ValueError, KeyError, TypeError):
-            raise SettingsError(f"{file} is damaged: put a good one back, or empty the directory") from None
-        if schema > SCHEMA:
-            raise NewerFormat(f"disk {self.path} has schema {schema}, this version reads up to {SCHEMA}: upgrade first")
-        try:
-            return msgspec.json.decode(text, type=Identity)
-        except msgspec.DecodeError as error:
-            raise SettingsError(f"{file} is damaged ({error}): put a good one back, or empty the directory") from None
-
-    def _check_identity(self, found: Identity, worker_id: str, cluster_id: str) -> None:
-        if found.worker_id != worker_id:
-            raise Conflict(
-                f"disk {self.path} belongs to worker {found.worker_id!r}, not {worker_id!r}: "
-                "start it with that worker id, or empty the directory"
-            )
-        if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
-            raise WrongCluster(
-                f"disk {self.path} belongs to cluster {found.cluster_id}, not {cluster_id}: name the right master, "
-                "or empty the directory"
-            )
-
-    def prepare(self, identity: Identity, boot_id: str) -> None:
+    def prepare(self, owner: identity.Identity, boot_id: str) -> None:
         """Makes what is missing of the layout, opens the index, and reads how much it says is used.
 
         Raises:
-            NewerFormat, OSError.
+            OSError.
         """
+        # First, for a directory with blocks and without an owner is refused.
+        if owner != self.identity:
+            identity.write(self.calls, self._root_fd, owner)
+            self.identity = owner
         for name in ("blocks", "working", "bad"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self._root_fd)
         self._shards_fd = self._open_directory("blocks", self._root_fd)
         self._working_fd = self._open_directory("working", self._root_fd)
         self._bad_fd = self._open_directory("bad", self._root_fd)
-        self.index = Index(self.path / "index", boot_id)
+        self.index = Index(self.path / INDEX, boot_id)
         self.counted = not self.index.rebuilt or not os.listdir(self._shards_fd)
         for _, record in self.index.records():
             if record is not None:
                 self._block_bytes += record.disk_bytes
                 self._blocks += 1
-        if identity != self.identity:
-            self._write_identity(identity)
 
     def _open_directory(self, name: str, dir_fd: int) -> int:
         return self.calls.open("open-directory", name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
-
-    def _write_identity(self, identity: Identity) -> None:
-        temporary = IDENTITY + ".new"
-        fd = self.calls.open(
-            "write-identity", temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=self._root_fd
-        )
-        try:
-            self.calls.pwrite("write-identity", fd, msgspec.json.format(msgspec.json.encode(identity)) + b"\n", 0)
-            self.calls.fsync("write-identity", fd)
-        finally:
-            os.close(fd)
-        self.calls.rename("write-identity", temporary, self._root_fd, IDENTITY, self._root_fd)
-        self.calls.fsync("write-identity", self._root_fd)
-        self.identity = identity
 
     def close(self) -> None:
         if hasattr(self, "index"):
@@ -225,15 +195,25 @@ class Disk:
             return fd
 
     @contextlib.contextmanager
-    def noting_failure(self) -> Iterator[None]:
-        """Marks the disk failed when the system says EIO inside."""
+    def guard(self) -> Iterator[None]:
+        """Turns what the system says inside into the error family, and marks the disk failed when it says EIO.
+        A missing file is not an error of the disk: ``FileNotFoundError`` passes."""
         try:
             yield
+        except (FileNotFoundError, HearthError):
+            raise
         except OSError as error:
-            if error.errno in (errno.EIO, errno.EROFS) and type(error) is OSError and not self.failed:
+            if error.errno in (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV) and not self.failed:
                 self.failed = True
                 log.error("disk-failed", path=str(self.path), error=str(error))
-            raise
+            raise self._translated(error) from error
+
+    def _translated(self, error: OSError) -> HearthError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace(f"disk {self.path} is full")
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            return Busy(f"disk {self.path}: {error.strerror}: try again")
+        return Unavailable(f"disk {self.path}: {error.strerror}")
 
     def open_block(self, key: BlockKey) -> int:
         """Read-only.
@@ -241,7 +221,7 @@ class Disk:
         Raises:
             FileNotFoundError, InvalidArgument (not a regular file), OSError.
         """
-        with self.noting_failure():
+        with self.guard():
             fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
         return self._regular(fd, key)
 
@@ -252,7 +232,7 @@ class Disk:
             FileNotFoundError, InvalidArgument, OSError.
         """
         flags = os.O_RDWR | (os.O_CREAT if create or part else 0) | (os.O_TRUNC if part else 0)
-        with self.noting_failure():
+        with self.guard():
             fd = self.calls.open("open-working", self._working_name(key, part), flags, dir_fd=self._working_fd)
         return self._regular(fd, key)
 
@@ -267,7 +247,7 @@ class Disk:
         return file_name(key) + (".part" if part else "")
 
     def part_to_working(self, key: BlockKey) -> None:
-        with self.noting_failure():
+        with self.guard():
             self.calls.rename(
                 "part-done", self._working_name(key, True), self._working_fd, file_name(key), self._working_fd
             )
@@ -275,7 +255,7 @@ class Disk:
     def publish(self, key: BlockKey, fd: int, *, sync: bool, part: bool = False) -> None:
         """Moves a working file, open as ``fd``, into place: after the rename it is the block."""
         shard = self._shard(key)
-        with self.noting_failure():
+        with self.guard():
             if sync:
                 self.calls.fsync("sync-block", fd)
             self.calls.rename("publish", self._working_name(key, part), self._working_fd, file_name(key), shard)
@@ -285,17 +265,24 @@ class Disk:
                 self.calls.fsync("sync-shard", shard)
 
     def sync_block(self, key: BlockKey, fd: int) -> None:
-        with self.noting_failure():
+        with self.guard():
             self.calls.fsync("sync-block", fd)
             self.calls.fsync("sync-shard", self._shard(key))
 
     def remove_block(self, key: BlockKey) -> None:
-        with self.noting_failure(), contextlib.suppress(FileNotFoundError):
+        with self.guard(), contextlib.suppress(FileNotFoundError):
             self.calls.unlink("delete", file_name(key), self._shard(key))
 
     def remove_working(self, key: BlockKey, *, part: bool = False) -> None:
-        with self.noting_failure(), contextlib.suppress(FileNotFoundError):
+        with self.guard(), contextlib.suppress(FileNotFoundError):
             self.calls.unlink("discard", self._working_name(key, part), self._working_fd)
+
+    def working_bytes(self, key: BlockKey) -> int | None:
+        """What a working file takes now; None: it is gone."""
+        try:
+            return real_bytes(os.stat(file_name(key), dir_fd=self._working_fd, follow_symlinks=False))
+        except FileNotFoundError:
+            return None
 
     def has_block(self, key: BlockKey) -> bool:
         try:
@@ -306,7 +293,7 @@ class Disk:
 
     def move_aside(self, key: BlockKey) -> None:
         """Keeps a bad file for whoever wants to look, and drops the oldest of those beyond ``BAD_FILES_KEPT``."""
-        with self.noting_failure(), contextlib.suppress(FileNotFoundError):
+        with self.guard(), contextlib.suppress(FileNotFoundError):
             self.calls.rename("move-aside", file_name(key), self._shard(key), file_name(key), self._bad_fd)
         kept = sorted(os.listdir(self._bad_fd), key=lambda name: os.stat(name, dir_fd=self._bad_fd).st_ctime_ns)
         for name in kept[:-BAD_FILES_KEPT]:
@@ -375,7 +362,7 @@ class Disk:
         """
         with self._lock:
             used = self._block_bytes + sum(self._loose_bytes.values())
-        with self.noting_failure():
+        with self.guard():
             filesystem = self.calls.statvfs("statvfs", self._root_fd)
         used += self._bad_bytes()
         free = UNKNOWN_BYTES

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 
 import grpc
 
 from ..common import checksums, data_stream
 from ..common.clock import Clock
-from ..common.errors import BlockCorrupt, Busy, DeadlineExceeded, HearthError, InvalidArgument, NoSpace
+from ..common.errors import BlockCorrupt, Busy, DeadlineExceeded, HearthError, InvalidArgument, NoSpace, Unavailable
 from ..common.telemetry import TRACE_KEY, current_trace_id, get_logger
 from ..common.types import FILE_MAX_BYTES, BlockKey, Buffer
 from .block_store import BlockStore
@@ -19,6 +20,9 @@ from .index import BlockRecord
 
 PIECE_BYTES = 8 << 20
 MAX_TRANSFERS = 8
+"""At a time; more wait their turn."""
+PIECE_TIMEOUT_S = 20.0
+"""A source that does not send one piece in this time is given up, the next one is asked."""
 
 log = get_logger("worker.fetch")
 
@@ -43,6 +47,9 @@ class Fetcher:
         self._count_bytes = count_bytes
         self._guard = threading.Lock()
         self._running: dict[BlockKey, Future[BlockRecord]] = {}
+        self._transfers = threading.BoundedSemaphore(MAX_TRANSFERS)
+        self._channels: set[grpc.Channel] = set()
+        self._stopped = False
 
     def fetch(self, key: BlockKey, length_bytes: int, digest: int, sources: Sequence[str]) -> BlockRecord:
         """Returns when the block is committed here. The first caller does the work, others wait for it.
@@ -56,8 +63,6 @@ class Fetcher:
             future = self._running.get(key)
             mine = future is None
             if future is None:
-                if len(self._running) >= MAX_TRANSFERS:
-                    raise Busy(f"{MAX_TRANSFERS} blocks are being fetched already: try again")
                 future = self._running[key] = Future()
         if not mine:
             try:
@@ -65,7 +70,13 @@ class Fetcher:
             except FutureTimeout:
                 raise DeadlineExceeded(f"block {key} was not fetched in {self._timeout_s:g} s") from None
         try:
-            record = self._fetch(key, length_bytes, digest, sources)
+            deadline_s = self._clock.monotonic_s() + self._timeout_s
+            if not self._transfers.acquire(timeout=self._timeout_s):
+                raise Busy(f"block {key} waited {self._timeout_s:g} s for one of {MAX_TRANSFERS} transfers: try again")
+            try:
+                record = self._fetch(key, length_bytes, digest, sources, deadline_s)
+            finally:
+                self._transfers.release()
         except BaseException as error:
             future.set_exception(error)
             raise
@@ -76,8 +87,9 @@ class Fetcher:
             with self._guard:
                 del self._running[key]
 
-    def _fetch(self, key: BlockKey, length_bytes: int, digest: int, sources: Sequence[str]) -> BlockRecord:
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
+    def _fetch(
+        self, key: BlockKey, length_bytes: int, digest: int, sources: Sequence[str], deadline_s: float
+    ) -> BlockRecord:
         last: HearthError | None = None
         for source in sources:
             try:
@@ -96,6 +108,27 @@ class Fetcher:
         assert last is not None
         raise last
 
+    @contextmanager
+    def _channel(self, source: str) -> Iterator[grpc.Channel]:
+        with grpc.insecure_channel(source, options=data_stream.CHANNEL_OPTIONS) as channel:
+            with self._guard:
+                if self._stopped:
+                    raise Unavailable("this worker is stopping")
+                self._channels.add(channel)
+            try:
+                yield channel
+            finally:
+                with self._guard:
+                    self._channels.discard(channel)
+
+    def stop(self) -> None:
+        """Ends the transfers in work: their callers get Unavailable."""
+        with self._guard:
+            self._stopped = True
+            channels = list(self._channels)
+        for channel in channels:
+            channel.close()
+
     def _transfer(
         self,
         source: str,
@@ -110,7 +143,7 @@ class Fetcher:
         metadata = ((TRACE_KEY, current_trace_id()),)
         result: list[int] = []
         buffer = memoryview(bytearray(min(PIECE_BYTES, length_bytes)))
-        with grpc.insecure_channel(source, options=data_stream.CHANNEL_OPTIONS) as channel:
+        with self._channel(source) as channel:
             # An empty block is asked for too: the source must have it.
             for offset in range(0, max(1, length_bytes), PIECE_BYTES):
                 left_s = deadline_s - self._clock.monotonic_s()
@@ -124,7 +157,7 @@ class Fetcher:
                     piece,
                     block_length=length_bytes,
                     digest=digest,
-                    timeout_s=left_s,
+                    timeout_s=min(left_s, PIECE_TIMEOUT_S),
                     what=what,
                     metadata=metadata,
                 )

@@ -83,7 +83,6 @@ class Index:
         rebuilt: the index was lost, damaged or not to be trusted, and starts empty.
 
     Raises:
-        NewerFormat: written by a newer version.
         OSError: the disk does not work.
     """
 
@@ -188,20 +187,28 @@ class Index:
         self._write_state("clean")
 
 
-def _distrust(directory: Path, boot_id: str) -> str:
-    """Why the index there cannot be used, or "".
-
-    Raises:
-        NewerFormat.
+def check_format(directory: Path) -> None:
     """
+    Raises:
+        NewerFormat: a newer version wrote the index there.
+    """
+    words = _read_state(directory)
+    if words and words[0].isdigit() and int(words[0]) > SCHEMA:
+        raise NewerFormat(f"{directory} has schema {words[0]}, this version reads up to {SCHEMA}: upgrade first")
+
+
+def _read_state(directory: Path) -> list[str]:
     try:
-        words = (directory / _STATE).read_text().split()
+        return (directory / _STATE).read_text().split()
     except (FileNotFoundError, UnicodeDecodeError):
-        return "missing"
-    if len(words) != 2 or not words[0].isdigit():
-        return "its state file is damaged"
-    if int(words[0]) > SCHEMA:
-        raise NewerFormat(f"{directory} has schema {words[0]}, this version reads up to {SCHEMA}: install a newer one")
+        return []
+
+
+def _distrust(directory: Path, boot_id: str) -> str:
+    """Why the index there cannot be used, or ""."""
+    words = _read_state(directory)
+    if len(words) != 2 or words[0] != str(SCHEMA):
+        return "its state file is missing or damaged"
     if words[1] not in ("clean", boot_id):
         return "the machine went down while it was in use"
     return _damaged_pages(directory / "data.mdb")

@@ -6,28 +6,19 @@ such a descriptor itself and needs no lease.) Time is an argument.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..common.errors import Busy, NotFound
 from ..common.types import BlockKey
-from .index import BlockRecord
-
-
-@dataclass(frozen=True)
-class HeldBlock:
-    """An open, committed block. Whoever has it closes ``fd``."""
-
-    fd: int
-    record: BlockRecord
+from .disk import OpenBlock
 
 
 @dataclass
 class _Lease:
     expires_s: float
-    blocks: dict[BlockKey, HeldBlock]
+    blocks: dict[BlockKey, OpenBlock]
 
 
 class Leases:
@@ -45,7 +36,7 @@ class Leases:
         self._leases: dict[int, _Lease] = {}
         self._count = 0
 
-    def grant(self, blocks: dict[BlockKey, HeldBlock], now_s: float) -> int:
+    def grant(self, blocks: dict[BlockKey, OpenBlock], now_s: float) -> int:
         """Takes over the descriptors and returns the lease's id.
 
         Raises:
@@ -55,7 +46,7 @@ class Leases:
             self._drop_expired(now_s)
             if self._count + len(blocks) > self._max_blocks:
                 for held in blocks.values():
-                    os.close(held.fd)
+                    held.close()
                 raise Busy(f"{self._count} blocks are leased, {self._max_blocks} is the limit: try again later")
             lease_id = self._new_id()
             self._leases[lease_id] = _Lease(now_s + self.duration_s, dict(blocks))
@@ -74,14 +65,14 @@ class Leases:
                 raise NotFound(f"lease {lease_id:016x} has ended: open the blocks again")
             lease.expires_s = now_s + self.duration_s
 
-    def borrow(self, key: BlockKey, now_s: float) -> HeldBlock | None:
+    def borrow(self, key: BlockKey, now_s: float) -> OpenBlock | None:
         """A descriptor of its own for a block under any lease, to be closed by the caller."""
         with self._lock:
             self._drop_expired(now_s)
             for lease in self._leases.values():
                 held = lease.blocks.get(key)
                 if held is not None:
-                    return HeldBlock(os.dup(held.fd), held.record)
+                    return held.dup()
         return None
 
     def expire(self, now_s: float) -> None:
@@ -96,7 +87,7 @@ class Leases:
         lease = self._leases.pop(lease_id)
         self._count -= len(lease.blocks)
         for held in lease.blocks.values():
-            os.close(held.fd)
+            held.close()
 
     def close(self) -> None:
         with self._lock:

@@ -28,6 +28,7 @@ MAX_REQUEST_BYTES = 1 << 20
 MAX_IN_WORK = 64
 """Slow requests of one connection at a time; more are refused with EBUSY."""
 SLOW_THREADS = 8
+"""For each pace but the quick one."""
 SEND_BUFFER_BYTES = 4 << 20
 SEND_TIMEOUT_S = 10
 _SO_PEERGROUPS = 59
@@ -50,7 +51,10 @@ class LocalSocket:
         self._connections: set[_Connection] = set()
         self._guard = threading.Lock()
         self._stopping = False
-        self._pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="socket-slow")
+        self._pools = {
+            "disk": ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="socket-disk"),
+            "network": ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="socket-network"),
+        }
         self._listener = _bind(path)
         self._group = os.stat(path).st_gid
         self._inode = os.stat(path).st_ino
@@ -107,7 +111,8 @@ class LocalSocket:
             self._thread.join(2)
         for connection in connections:
             connection.thread.join(2)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
         for connection in connections:
             connection.close()
         with contextlib.suppress(OSError):
@@ -160,10 +165,11 @@ class _Connection:
                 self.close()
 
     def _dispatch(self, request: worker_pb2.ControlRequest) -> None:
-        if not self._server._control.is_slow(request):
+        pace = self._server._control.pace(request)
+        if pace == "quick":
             self._answer(request)
         elif self._slots.acquire(blocking=False):
-            self._server._pool.submit(self._answer_slow, request)
+            self._server._pools[pace].submit(self._answer_slow, request)
         else:
             self._send(error_reply(request.request_id, Busy(f"{MAX_IN_WORK} slow requests are in work")), [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import secrets
 import signal
 import threading
@@ -10,15 +11,16 @@ from pathlib import Path
 
 from .. import __version__
 from ..common.clock import SystemClock
-from ..common.errors import WrongCluster
+from ..common.errors import SettingsError, WrongCluster
 from ..common.notify import notify
-from ..common.telemetry import TelemetryServer, get_logger
+from ..common.telemetry import Health, TelemetryServer, get_logger
 from ..common.types import PROTOCOL
 from ..proto import master_pb2, worker_pb2
 from .block_store import BlockStore
 from .control import Control
-from .disk import Disk, Identity
+from .disk import Disk
 from .fetch import Fetcher
+from .identity import Identity
 from .leases import Leases
 from .local_socket import LocalSocket
 from .master_link import MasterLink
@@ -72,7 +74,7 @@ class Worker:
             disks.append(disk)
         known = _one_cluster(disks) or settings.cluster_id
         undo.callback(leases.close)
-        door = GrpcDoor(settings.listen, settings.rpc_threads)
+        door = GrpcDoor(settings.listen, settings.rpc_threads, settings.stream_timeout_s)
         undo.callback(door.stop, STOP_GRACE_S)
         local = LocalSocket(settings.socket_path, settings.max_connections)
         undo.callback(local.stop)
@@ -81,7 +83,7 @@ class Worker:
         undo.callback(link.stop)
         health = _Health(link, disks)
         if settings.telemetry_listen:
-            undo.callback(TelemetryServer(settings.telemetry_listen, health, self._metrics.registry).close)
+            undo.callback(self._telemetry(health).close)
         cluster_id = link.register_at_start(settings.start_timeout_s)
 
         for disk in disks:
@@ -101,7 +103,15 @@ class Worker:
         background = threading.Thread(target=self._background, args=(store, leases, link), name="background")
         background.start()
         undo.callback(background.join)
+        undo.callback(fetcher.stop)
         undo.callback(self._stopping.set)
+
+    def _telemetry(self, health: Health) -> TelemetryServer:
+        listen = self.settings.telemetry_listen
+        try:
+            return TelemetryServer(listen, health, self._metrics.registry)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"telemetry_listen {listen}: {error}: give another HOST:PORT") from None
 
     def _link(self, cluster_id: str) -> MasterLink:
         settings = self.settings
@@ -112,6 +122,8 @@ class Worker:
             cluster_id=cluster_id,
             incarnation=secrets.randbits(63) | 1,
             protocol=PROTOCOL,
+            # The paths at least: a former process of this worker is told from another worker by them.
+            disks=[master_pb2.Disk(path=str(disk.path)) for disk in settings.parsed_disks],
         )
         return MasterLink(settings.master, request, self._changes, self._clock, self._metrics, settings.unknown_delay_s)
 
@@ -135,6 +147,7 @@ def serve(settings: WorkerSettings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    _allow_many_files()
     worker = Worker(settings)
     worker.start()
     log.info("serving", address=worker.address, socket=str(settings.socket_path), master=settings.master)
@@ -142,6 +155,12 @@ def serve(settings: WorkerSettings) -> None:
     stop.wait()
     notify("STOPPING=1")
     worker.stop()
+
+
+def _allow_many_files() -> None:
+    """Each lease and each connection is a descriptor; the usual soft limit of 1024 is for programs with select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _boot_id() -> str:

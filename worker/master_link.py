@@ -8,14 +8,14 @@ refused.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import grpc
 
 from ..common import data_stream
 from ..common.clock import Clock
-from ..common.errors import Conflict, HearthError, StaleEpoch, Unavailable, WrongCluster, from_rpc_error
+from ..common.errors import HearthError, StaleEpoch, Unavailable, WrongCluster, from_rpc_error
 from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import BlockKey
 from ..proto import common_pb2, master_pb2, master_pb2_grpc
@@ -23,13 +23,15 @@ from .block_store import BlockStore
 from .messages import disk_messages, key_from, key_message, report_message
 from .metrics import Metrics
 from .orders import Unknown
-from .reports import Changes, pages
+from .reports import PAGE_BLOCKS, Changes, pages
 
 CALL_TIMEOUT_S = 5.0
 REPORT_TIMEOUT_S = 20.0
 COALESCE_S = 0.01
 """How long a heartbeat that was asked for waits for more to report."""
 MAX_PAUSE_S = 5.0
+DELETE_SLICE_S = 0.5
+"""So long deletions may hold up the next heartbeat: freeing a large file takes a disk a while."""
 
 Reply = TypeVar("Reply")
 
@@ -59,6 +61,7 @@ class MasterLink:
         self._clock = clock
         self._metrics = metrics
         self._unknown = Unknown(unknown_delay_s)
+        self._to_delete: dict[BlockKey, None] = {}  # in the order of the orders
         self._heartbeat_s = 1.0
         self._registered = False
         self._report_due = False
@@ -106,8 +109,8 @@ class MasterLink:
         while True:
             try:
                 return self.register()
-            except (Conflict, HearthError) as error:
-                if not (error.retryable or isinstance(error, Conflict)):
+            except HearthError as error:
+                if not error.retryable:
                     raise
                 if self._clock.monotonic_s() >= deadline_s or self._stopping.wait(0.2):
                     if isinstance(error, Unavailable):
@@ -151,7 +154,9 @@ class MasterLink:
                     self._failures += 1
                     self._metrics.heartbeat_failures.inc()
                     if self._failures in (1, 10) or self._failures % 100 == 0:
-                        log.warning("master-away", master=self.address, failures=self._failures, error=str(error))
+                        log.warning(
+                            "master-call-failed", master=self.address, failures=self._failures, error=str(error)
+                        )
                 except Exception:
                     # A bug must not end the only thread that tells the master of this worker.
                     self._failures += 1
@@ -178,8 +183,9 @@ class MasterLink:
             self._registered = False
             self.nudge()
             return
-        self._delete(store, self._unknown.due(self._clock.monotonic_s()))
-        if len(self._changes):
+        self._order_deletion(self._unknown.due(self._clock.monotonic_s()))
+        self._work_off(store)
+        if len(self._changes) >= PAGE_BLOCKS:
             self.nudge()
 
     def _heartbeat(self, store: BlockStore) -> None:
@@ -204,9 +210,8 @@ class MasterLink:
             self.nudge()
             return
         self._changes.acknowledge(batch)
-        self._unknown.forget(report.key for report in batch.added)
         self._report_due = self._report_due or reply.report_all
-        self._delete(store, [key_from(key) for key in reply.delete])
+        self._order_deletion(key_from(key) for key in reply.delete)
 
     def _report_all(self, store: BlockStore) -> None:
         self._changes.begin_full_report()
@@ -234,17 +239,26 @@ class MasterLink:
         self._report_due = False
         if unknown:
             log.warning("blocks-unknown-to-master", count=len(unknown))
-        self._delete(store, self._unknown.replace(unknown, self._clock.monotonic_s()))
+        self._order_deletion(self._unknown.replace(unknown, self._clock.monotonic_s()))
 
-    def _delete(self, store: BlockStore, keys: list[BlockKey]) -> None:
-        for key in keys:
+    def _order_deletion(self, keys: Iterable[BlockKey]) -> None:
+        self._to_delete.update(dict.fromkeys(keys))
+
+    def _work_off(self, store: BlockStore) -> None:
+        """Deletes what was ordered, for a slice of time; the master hears of it at once, and goes on ordering what it
+        did not hear of."""
+        if not self._to_delete:
+            return
+        until_s = self._clock.monotonic_s() + DELETE_SLICE_S
+        while self._to_delete and self._clock.monotonic_s() < until_s:
+            key = next(iter(self._to_delete))
+            del self._to_delete[key]
             try:
                 store.delete(key)
                 self._metrics.deletes.inc()
-            except OSError as error:
+            except HearthError as error:
                 log.error("delete-failed", block=str(key), error=str(error))
-        if keys:
-            self.nudge()
+        self.nudge()
 
     # ------------------------------------------------------------ calls
 

@@ -37,7 +37,7 @@ def block_file_message(record: BlockRecord | None) -> worker_pb2.BlockFile:
 def disk_messages(store: BlockStore) -> list[master_pb2.Disk]:
     messages = []
     for disk in store.disks:
-        space = store.space_of(disk)
+        space = store.catalog.space_of(disk)
         messages.append(
             master_pb2.Disk(
                 path=str(disk.path),

@@ -46,9 +46,9 @@ class _State:
         self._leases = leases
 
     def collect(self) -> Iterable[Metric]:
-        yield _gauge("blocks", "Committed blocks.", self._store.blocks)
+        yield _gauge("blocks", "Committed blocks.", self._store.catalog.blocks)
         yield _gauge("working_blocks", "Blocks that are being written.", self._store.working_blocks)
-        yield _gauge("bad_blocks", "Blocks found missing or damaged since the start.", self._store.bad_blocks)
+        yield _gauge("bad_blocks", "Blocks found missing or damaged since the start.", self._store.catalog.bad_blocks)
         yield _gauge("leases", "Leases of clients on other nodes.", len(self._leases))
         families = {
             name: GaugeMetricFamily(f"hearth_worker_disk_{name}", text, labels=["disk"])
@@ -60,7 +60,7 @@ class _State:
             )
         }
         for disk in self._store.disks:
-            space = self._store.space_of(disk)
+            space = self._store.catalog.space_of(disk)
             label = [str(disk.path)]
             families["capacity_bytes"].add_metric(label, space.capacity_bytes)
             families["used_bytes"].add_metric(label, space.used_bytes)

@@ -7,7 +7,6 @@ read: opening does the same for the one block.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from ..common.errors import HearthError
@@ -61,7 +60,7 @@ def _reconcile_disk(store: BlockStore, disk: Disk, stopping: Callable[[], bool])
 def _is_good(store: BlockStore, key: BlockKey) -> bool:
     """Opening a block does all that is to be done for it."""
     try:
-        os.close(store.open_read(key).fd)
+        store.open_read(key).close()
     except HearthError:
         return False
     return True

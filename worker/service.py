@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -28,7 +29,8 @@ from ..common.types import FILE_MAX_BYTES, BlockKey
 from ..proto import master_pb2, worker_pb2, worker_pb2_grpc
 from .block_store import BlockStore
 from .control import Control
-from .leases import HeldBlock, Leases
+from .disk import OpenBlock
+from .leases import Leases
 from .messages import disk_messages, report_message
 from .metrics import Metrics
 
@@ -63,14 +65,14 @@ class BlockStreams:
             ):
                 raise InvalidArgument(f"block {key}: bytes {start} to {end} are not whole chunks of its {length} bytes")
         except BaseException:
-            os.close(held.fd)
+            held.close()
             raise
         header = worker_pb2.ReadHeader(
             block_length_bytes=length, payload_bytes=end - start, checksums=held.record.checksums
         )
         return header, self._payload(key, held, start, end)
 
-    def _open(self, key: BlockKey) -> HeldBlock:
+    def _open(self, key: BlockKey) -> OpenBlock:
         try:
             return self._store.open_read(key)
         except HearthError:
@@ -79,19 +81,18 @@ class BlockStreams:
                 raise
             return held
 
-    def _payload(self, key: BlockKey, held: HeldBlock, start: int, end: int) -> Iterator[bytes]:
-        calls = self._store.disks[0].calls
+    def _payload(self, key: BlockKey, held: OpenBlock, start: int, end: int) -> Iterator[bytes]:
         try:
             for offset in range(start, end, data_stream.MESSAGE_BYTES):
                 size = min(data_stream.MESSAGE_BYTES, end - offset)
-                data = calls.pread("read", held.fd, size, offset)
+                data = held.pread(size, offset)
                 if len(data) != size:
                     self._store.mark_bad(key, f"its file ends at {offset + len(data)}")
                     raise BlockCorrupt(f"block {key}: its file ends at {offset + len(data)}, not {end}")
                 self._metrics.read_bytes.labels("grpc").inc(size)
                 yield data
         finally:
-            os.close(held.fd)
+            held.close()
 
     def write(self, header: worker_pb2.WriteHeader, messages: Iterator[bytes]) -> worker_pb2.WriteReply:
         """
@@ -140,7 +141,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.StatsReply:
         reply = worker_pb2.StatsReply(
             disks=disk_messages(self._store),
-            blocks=self._store.blocks,
+            blocks=self._store.catalog.blocks,
             working_blocks=self._store.working_blocks,
             leases=len(self._leases),
         )
@@ -160,45 +161,53 @@ def _abort(context: grpc.ServicerContext, error: HearthError) -> NoReturn:
     raise error
 
 
-class TraceInterceptor(grpc.ServerInterceptor):
-    """Binds the caller's trace id to all lines logged while its call is served."""
+class CallGuard(grpc.ServerInterceptor):
+    """Around each call: binds the caller's trace id to the lines logged for it, and ends it after ``limit_s`` when the
+    caller set no deadline, so that nobody holds a thread for ever."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
         if handler is None:
             return None
         trace_id = next((value for key, value in handler_call_details.invocation_metadata if key == TRACE_KEY), None)
+        coders = (handler.request_deserializer, handler.response_serializer)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                _traced_stream(handler.unary_stream, trace_id),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
+            return grpc.unary_stream_rpc_method_handler(self._around_stream(handler.unary_stream, trace_id), *coders)
         if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(
-                _traced(handler.stream_unary, trace_id), handler.request_deserializer, handler.response_serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            _traced(handler.unary_unary, trace_id), handler.request_deserializer, handler.response_serializer
-        )
+            return grpc.stream_unary_rpc_method_handler(self._around(handler.stream_unary, trace_id), *coders)
+        return grpc.unary_unary_rpc_method_handler(self._around(handler.unary_unary, trace_id), *coders)
 
+    def _around(self, method: Callable[[Any, Any], Any], trace_id: str | None) -> Callable[[Any, Any], Any]:
+        def call(request: Any, context: Any) -> Any:
+            with trace(trace_id), self._limit(context):
+                return method(request, context)
 
-def _traced(method: Callable[[Any, Any], Any], trace_id: str | None) -> Callable[[Any, Any], Any]:
-    def call(request: Any, context: Any) -> Any:
-        with trace(trace_id):
-            return method(request, context)
+        return call
 
-    return call
+    def _around_stream(
+        self, method: Callable[[Any, Any], Iterator[Any]], trace_id: str | None
+    ) -> Callable[[Any, Any], Iterator[Any]]:
+        def call(request: Any, context: Any) -> Iterator[Any]:
+            with trace(trace_id), self._limit(context):
+                yield from method(request, context)
 
+        return call
 
-def _traced_stream(
-    method: Callable[[Any, Any], Iterator[Any]], trace_id: str | None
-) -> Callable[[Any, Any], Iterator[Any]]:
-    def call(request: Any, context: Any) -> Iterator[Any]:
-        with trace(trace_id):
-            yield from method(request, context)
-
-    return call
+    @contextmanager
+    def _limit(self, context: grpc.ServicerContext) -> Iterator[None]:
+        if context.time_remaining() is not None:
+            yield
+            return
+        timer = threading.Timer(self._limit_s, context.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 class GrpcDoor:
@@ -212,7 +221,7 @@ class GrpcDoor:
         SettingsError: the address is not ours.
     """
 
-    def __init__(self, listen: str, threads: int) -> None:
+    def __init__(self, listen: str, threads: int, call_limit_s: float) -> None:
         _probe(listen)
         # Beyond twice the threads a call is refused at once: a bounded queue.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc")
@@ -220,7 +229,7 @@ class GrpcDoor:
             self._pool,
             options=data_stream.SERVER_OPTIONS,
             maximum_concurrent_rpcs=2 * threads,
-            interceptors=[TraceInterceptor()],
+            interceptors=[CallGuard(call_limit_s)],
         )
         try:
             self.port = self._server.add_insecure_port(listen)

@@ -17,7 +17,8 @@ from hearthfs.common.errors import HearthError, WrongCluster, to_trailing_metada
 from hearthfs.common.types import BlockKey
 from hearthfs.proto import master_pb2, master_pb2_grpc, worker_pb2
 from hearthfs.worker.block_store import BlockStore
-from hearthfs.worker.disk import Disk, Identity
+from hearthfs.worker.disk import Disk
+from hearthfs.worker.identity import Identity
 from hearthfs.worker.main import Worker
 from hearthfs.worker.os_calls import OsCalls
 from hearthfs.worker.reports import Changes
