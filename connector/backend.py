@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..common.errors import HearthError, Unavailable
+from ..common.errors import HearthError
 from .settings import ConnectorSettings
-
-MOUNT_TYPE = "fuse.hearthfs"
-MOUNT_TABLE = "/proc/self/mountinfo"
 
 
 class ChunkStore(Protocol):
@@ -57,35 +53,6 @@ def open_store(settings: ConnectorSettings) -> ChunkStore:
         from .plain import PlainStore
 
         return PlainStore(settings.root)
-    mountpoint = hearth_mount_of(settings.root)
-    if mountpoint is None:
-        raise Unavailable(
-            f"{settings.root} is not below a HearthFS mount (type {MOUNT_TYPE}). "
-            f"Mount one (hearth mount), or set backend: plain to keep plain files there"
-        )
     from .hearth import HearthStore
 
-    return HearthStore(settings.root, mountpoint, settings.lookup_timeout_s)
-
-
-def hearth_mount_of(path: str, mount_table: str | None = None) -> str | None:
-    """The HearthFS mount point at or above ``path``; None if another file system is nearer.
-
-    Args:
-        mount_table: text in the format of /proc/self/mountinfo, for tests.
-
-    Raises:
-        OSError: the table cannot be read.
-    """
-    if mount_table is None:
-        with open(MOUNT_TABLE, encoding="utf-8", errors="surrogateescape") as stream:
-            mount_table = stream.read()
-    path = os.path.normpath(path)
-    nearest, nearest_type = "", ""
-    for line in mount_table.splitlines():
-        before, _, after = line.partition(" - ")
-        mountpoint = before.split(" ")[4].encode("latin-1", "replace").decode("unicode_escape")
-        inside = path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
-        if inside and len(mountpoint) >= len(nearest):  # later lines lie on top of earlier ones
-            nearest, nearest_type = mountpoint, after.split(" ")[0]
-    return nearest if nearest_type == MOUNT_TYPE else None
+    return HearthStore.open(settings.root, settings.store_timeout_s)

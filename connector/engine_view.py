@@ -51,7 +51,7 @@ def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSet
 
 
 def _hashing(algorithm: str, notices: Notices) -> tuple[str, str]:
-    """0.32 starts sha256 and sha256_cbor from a fixed value, xxhash from a random one, all from PYTHONHASHSEED if set."""
+    """vLLM starts sha256 and sha256_cbor from a constant, xxhash from a random one; all from PYTHONHASHSEED if set."""
     seed = os.environ.get("PYTHONHASHSEED")
     if seed is None and "sha256" not in algorithm:
         raise SettingsError(

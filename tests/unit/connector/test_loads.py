@@ -57,6 +57,16 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def hang(inside: threading.Event, go: threading.Event) -> Callable[[], None]:
+    """A store that says when a call is in it and stays there until it may go."""
+
+    def call() -> None:
+        inside.set()
+        go.wait(5)
+
+    return call
+
+
 @contextmanager
 def running(bench: Bench) -> Iterator[Bench]:
     bench.loader.start()
@@ -140,7 +150,7 @@ def test_a_store_that_raises_does_not_end_the_threads(bench: Bench) -> None:
 def test_a_hung_load_fails_at_its_deadline_and_writes_nothing_later(bench: Bench) -> None:
     bench.fill("c1", 1)
     go, inside = threading.Event(), threading.Event()
-    bench.store.before_load = lambda: (inside.set(), go.wait(5)) and None
+    bench.store.before_load = hang(inside, go)
     bench.submit(1, "c1")
     assert inside.wait(5)
     assert bench.loader.finished() == []
@@ -157,7 +167,7 @@ def test_a_hung_load_fails_at_its_deadline_and_writes_nothing_later(bench: Bench
 def test_wait_returns_soon_and_then_nothing_is_written(bench: Bench) -> None:
     bench.fill("c1", 1)
     go, inside = threading.Event(), threading.Event()
-    bench.store.before_load = lambda: (inside.set(), go.wait(5)) and None
+    bench.store.before_load = hang(inside, go)
     bench.submit(1, "c1")
     assert inside.wait(5)
     bench.loader.wait({1, 77})

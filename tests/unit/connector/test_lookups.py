@@ -151,9 +151,7 @@ def test_one_line_says_why_lookups_miss(bench: Bench) -> None:
     bench.ask("a", "b", "c")
     bench.clock.advance(REPORT_INTERVAL_S)
     bench.table.flush()
-    assert bench.log.lines == [
-        "HearthFS: 1 of 3 chunk lookups were hits (33 %); misses: 1 absent, 1 failed to load"
-    ]
+    assert bench.log.lines == ["HearthFS: 1 of 3 chunk lookups were hits (33 %); misses: 1 absent, 1 failed to load"]
 
 
 def test_clear_forgets(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.connector.staging import Arena
 from hearthfs.connector.stores import Storer
 from hearthfs.tests.unit.connector.fakes import Log, MemoryStore, storage_of
-from hearthfs.tests.unit.connector.test_loads import wait_until
+from hearthfs.tests.unit.connector.test_loads import hang, wait_until
 
 PAGE, DIRECTORY = 512, "m/l/0"
 SETTINGS = ConnectorSettings(
@@ -36,7 +36,7 @@ class Bench:
         self.go, self.inside = threading.Event(), threading.Event()
 
     def hang(self) -> None:
-        self.store.before_store = lambda: (self.inside.set(), self.go.wait(5)) and None
+        self.store.before_store = hang(self.inside, self.go)
 
     def submit(self, job_id: int, *blocks: int, replace: tuple[str, ...] = ()) -> None:
         pieces = [Piece(f"c{block}", 0, 0, (block,)) for block in blocks]
