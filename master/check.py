@@ -150,7 +150,7 @@ class Check:
                 )
             if not 0 < extent.valid_bytes <= extent.length_bytes or extent.valid_bytes > inode.size_bytes:
                 self.problem(
-                    f"inode {number}: {extent.valid_bytes} of {extent.length_bytes} bytes valid, size {inode.size_bytes}"
+                    f"inode {number}, {inode.size_bytes} bytes: {extent.valid_bytes} of {extent.length_bytes} are valid"
                 )
             for worker_id in extent.workers:
                 held = self._view.reader.get("worker_blocks", of_worker(worker_id, extent.block))

@@ -9,7 +9,7 @@ from ..common.types import NAME_MAX
 from ..proto import common_pb2, master_pb2
 from . import commands
 from .attributes import TIME_MAX_NS
-from .lookups import Found
+from .lookups import Hit
 from .membership import DiskState
 from .records import Inode, Ordered, Reply
 from .sessions import Invalidation
@@ -223,21 +223,24 @@ def directory_entry(
 
 
 def lookup_many_reply(
-    directory: int, found: Found, workers: list[common_pb2.WorkerAddress]
+    directory: int,
+    bitmap: bytes,
+    hits: list[Hit],
+    workers: list[common_pb2.WorkerAddress],
+    want_layout: bool,
 ) -> master_pb2.LookupManyReply:
-    return master_pb2.LookupManyReply(
-        found=bytes(found.bitmap),
-        inodes=found.inodes,
-        blocks=found.blocks,
-        generations=found.generations,
-        lengths_bytes=found.lengths_bytes,
-        digests=found.digests,
-        sizes_bytes=found.sizes_bytes,
-        worker_indexes=found.worker_indexes,
-        valid_bytes=found.valid_bytes,
-        workers=workers,
-        directory=directory,
-    )
+    reply = master_pb2.LookupManyReply(found=bitmap, directory=directory)
+    if want_layout:
+        reply.inodes.extend([inode for inode, _, _, _ in hits])
+        reply.blocks.extend([extent.block for _, _, extent, _ in hits])
+        reply.generations.extend([extent.generation for _, _, extent, _ in hits])
+        reply.lengths_bytes.extend([extent.length_bytes for _, _, extent, _ in hits])
+        reply.digests.extend([extent.digest for _, _, extent, _ in hits])
+        reply.sizes_bytes.extend([layout.size_bytes for _, layout, _, _ in hits])
+        reply.worker_indexes.extend([worker for _, _, _, worker in hits])
+        reply.valid_bytes.extend([extent.valid_bytes for _, _, extent, _ in hits])
+        reply.workers.extend(workers)
+    return reply
 
 
 def invalidation(item: Invalidation) -> master_pb2.Invalidation:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from stat import S_IFREG, S_ISLNK
 
 import msgspec
 
 from ..common.errors import InvalidArgument, NameTooLong, NotADirectory, NotFound, SymlinkLoop
 from ..common.types import NAME_MAX, PATH_MAX, ROOT_INODE
 from .namespace import check_name
-from .records import Dentry, Inode, Layout, Ordered
+from .records import Dentry, Extent, Inode, Layout, Ordered
+from .tables import pack_u64 as pack
 from .tables import u64
 from .view import View
 
 SYMLINKS_MAX = 40
 LISTING_MAX = 4096
+S_IFMT = 0o170000
 COOKIE_END = (1 << 64) - 1
 LISTING_MAX_BYTES = 2 << 20
 
@@ -70,7 +72,7 @@ def resolve(view: View, path: bytes, no_follow: bool, walk: Walk) -> Inode:
         parent = walk.inode
         walk.visited.add(parent)
         number, inode = lookup(view, parent, name)
-        if stat.S_ISLNK(inode.mode) and (left or must_be_directory or not no_follow):
+        if S_ISLNK(inode.mode) and (left or must_be_directory or not no_follow):
             links += 1
             if links > SYMLINKS_MAX:
                 raise SymlinkLoop(f"{path[:80]!r}: more than {SYMLINKS_MAX} symlinks")
@@ -110,93 +112,63 @@ def readdir(
 
 
 class Replicas:
-    """Which replica a reader should use, by the workers that are alive and the node it is on."""
+    """Which replicas a reader should use, by the workers that are alive and the node it is on."""
 
     def __init__(self, live_nodes: dict[str, str], prefer_node: str) -> None:
         self._live_nodes = live_nodes  # worker id -> node id
         self._prefer_node = prefer_node
-        self._choices: dict[tuple[str, ...], list[int]] = {}
         self.workers: list[str] = []
         """The workers that were chosen, in the order of their indexes."""
+        self.choices: dict[tuple[str, ...], list[int]] = {}
+        """Workers of a block -> indexes of those to use, any of them: on the reader's node if any, else alive."""
 
-    def choose(self, workers: tuple[str, ...], spread: int) -> int:
-        """Index into ``workers`` of the replica to use, -1 if none is alive; ``spread`` divides the load."""
-        indexes = self._choices.get(workers)
-        if indexes is None:
-            indexes = self._choices[workers] = self._indexes(workers)
-        if not indexes:
-            return -1
-        return indexes[spread % len(indexes)]
-
-    def _indexes(self, workers: tuple[str, ...]) -> list[int]:
+    def choose(self, workers: tuple[str, ...]) -> list[int]:
         live = [worker for worker in workers if worker in self._live_nodes]
         near = [worker for worker in live if self._live_nodes[worker] == self._prefer_node]
         for worker in near or live:
             if worker not in self.workers:
                 self.workers.append(worker)
-        return [self.workers.index(worker) for worker in near or live]
+        chosen = self.choices[workers] = [self.workers.index(worker) for worker in near or live]
+        return chosen
 
 
-@dataclass
-class Found:
-    """What a batch lookup found. Columns have one value for each hit."""
+Hit = tuple[int, Layout, Extent, int]
+"""A name that is a regular file whose bytes can be read now: inode, its layout, its block (``NO_EXTENT`` if it has none),
+and an index of the worker to read from, see ``Replicas``. (A plain tuple: thousands are made per call.)"""
 
-    bitmap: bytearray
-    inodes: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    generations: list[int] = field(default_factory=list)
-    lengths_bytes: list[int] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
-    sizes_bytes: list[int] = field(default_factory=list)
-    worker_indexes: list[int] = field(default_factory=list)
-    valid_bytes: list[int] = field(default_factory=list)
-    hits: int = 0
+NO_EXTENT = Extent(0, 0, 0, 0, 0, True, ())
+"""Of a file without a block: all its bytes, if any, are zeros."""
 
 
-def lookup_many(view: View, directory: int, names: Sequence[bytes], replicas: Replicas, want_layout: bool) -> Found:
-    """Which of the names are regular files whose bytes can be read now. A name that cannot exist is a miss."""
-    found = Found(bytearray(-(-len(names) // 8)))
+def lookup_many(view: View, directory: int, names: Sequence[bytes], replicas: Replicas) -> tuple[bytes, list[Hit]]:
+    """A bitmap of the names that are hits, and the hits in order. A name that cannot exist is a miss."""
+    bitmap = bytearray(-(-len(names) // 8))
     prefix = u64(directory)
-    possible = [index for index, name in enumerate(names) if 0 < len(name) <= NAME_MAX]
-    dentries = view.reader.get_many("dentries", [prefix + names[index] for index in possible])
-    hits = [(index, _dentry(value).inode) for index, value in zip(possible, dentries, strict=True) if value is not None]
-    inodes = view.reader.get_many("inodes", [u64(number) for _, number in hits])
-    bitmap, choose, hit_count = found.bitmap, replicas.choose, 0
-    for (index, number), value in zip(hits, inodes, strict=True):
-        if value is None:
+    # Longer keys than any name's would be refused by the store.
+    keys = [prefix + (name if len(name) <= NAME_MAX else b"") for name in names]
+    dentries = view.reader.get_many("dentries", keys, _dentry)
+    present = [(index, dentry.inode) for index, dentry in enumerate(dentries) if dentry is not None]
+    layouts = view.reader.get_many("inodes", [pack(number) for _, number in present], _layout)
+    hits: list[Hit] = []
+    choices = replicas.choices
+    for (index, number), layout in zip(present, layouts, strict=True):
+        if layout is None:
             view.named_inode(number, directory, names[index])
             continue
-        layout = _layout(value)
-        if not stat.S_ISREG(layout.mode):
+        if layout.mode & S_IFMT != S_IFREG:
             continue
-        worker = 0
+        extent, worker = NO_EXTENT, 0
         if layout.extents:
             extent = layout.extents[0]
-            worker = choose(extent.workers, extent.block)
-            if worker < 0:
+            usable = choices.get(extent.workers)
+            if usable is None:
+                usable = replicas.choose(extent.workers)
+            if not usable:
                 continue
-        hit_count += 1
+            worker = usable[extent.block % len(usable)]
         bitmap[index >> 3] |= 1 << (index & 7)
-        if want_layout:
-            _add(found, number, layout, worker)
-    found.hits = hit_count
-    return found
-
-
-def _add(found: Found, number: int, layout: Layout, worker: int) -> None:
-    found.inodes.append(number)
-    found.sizes_bytes.append(layout.size_bytes)
-    found.worker_indexes.append(worker)
-    if layout.extents:
-        extent = layout.extents[0]
-        found.blocks.append(extent.block)
-        found.generations.append(extent.generation)
-        found.lengths_bytes.append(extent.length_bytes)
-        found.digests.append(extent.digest)
-        found.valid_bytes.append(extent.valid_bytes)
-    else:
-        for column in (found.blocks, found.generations, found.lengths_bytes, found.digests, found.valid_bytes):
-            column.append(0)
+        hits.append((number, layout, extent, worker))
+    return bytes(bitmap), hits
 
 
 def resolve_directory(view: View, path: bytes) -> int:

@@ -115,7 +115,8 @@ class MasterServer:
 
     async def stop(self) -> None:
         """Lets calls end (at most the grace time), commits what is queued, closes everything. Idempotent."""
-        core, self._store, store = self.core, None, self._store
+        core, store = self.core, self._store
+        self._store = None
         if core is not None:
             core.stopping = True
             core.watches.close()

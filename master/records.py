@@ -44,7 +44,7 @@ class Counters(msgspec.Struct):
     without_replica: int = 0  # files whose extent names no worker at all
 
 
-class Extent(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True, gc=False):
     """The one block of a file. Bytes ``[valid_bytes, size of the file)`` read as zeros."""
 
     block: int
@@ -86,7 +86,7 @@ class Inode(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(parent for parent, _ in self.links)
 
 
-class Layout(msgspec.Struct, frozen=True):
+class Layout(msgspec.Struct, frozen=True, gc=False):
     """The part of an ``Inode`` that a batch lookup needs: decoding less is what makes it fast."""
 
     mode: int
@@ -94,7 +94,7 @@ class Layout(msgspec.Struct, frozen=True):
     extents: tuple[Extent, ...] = ()
 
 
-class Dentry(msgspec.Struct, frozen=True):
+class Dentry(msgspec.Struct, frozen=True, gc=False):
     """``dentries`` / parent u64 + name."""
 
     inode: int

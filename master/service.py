@@ -222,11 +222,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 directory = lookups.resolve_directory(view, request.path)
             else:
                 view.directory(directory)
-            found = lookups.lookup_many(view, directory, names, replicas, request.want_layout)
-        metrics.LOOKUPS.labels("hit").inc(found.hits)
-        metrics.LOOKUPS.labels("miss").inc(len(names) - found.hits)
+            bitmap, hits = lookups.lookup_many(view, directory, names, replicas)
+        metrics.LOOKUPS.labels("hit").inc(len(hits))
+        metrics.LOOKUPS.labels("miss").inc(len(names) - len(hits))
         workers = self._workers.addresses(replicas.workers)
-        return codec.lookup_many_reply(directory, found, workers)
+        return codec.lookup_many_reply(directory, bitmap, hits, workers, request.want_layout)
 
     # ---------------------------------------------------------------- mutations
 

@@ -2,7 +2,7 @@
 
 LMDB has no checksums (a byte flipped in its file comes back as good data), so each stored value is::
 
-    8 bytes  xxh3-64 of (table name, key, body), little-endian
+    8 bytes  xxh3-64 of (table name, key, body), big-endian
     body
 
 Files in the data directory: ``lock`` (flock: one master at a time), ``hearth.mdb``, ``hearth.mdb-lock`` (LMDB's reader
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 import msgspec
@@ -29,13 +29,24 @@ from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction
 FILE_NAME = "hearth.mdb"
 LOCK_NAME = "lock"
 MAX_READERS = 512
+DECODED_MAX = 1 << 16
+"""Decoded records remembered per table (about 60 MB of inodes)."""
 _OUT_OF_ROOM = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError)
 
-_hash = xxhash.xxh3_64_intdigest
+T = TypeVar("T")
+_digest = xxhash.xxh3_64_digest
 
 
 class StoreFailed(HearthError):
     """A commit failed in a way that leaves its durability unknown: the process must stop, not try again."""
+
+
+class _Table(NamedTuple):
+    handle: Any
+    name: bytes
+    decoded: dict[bytes, tuple[bytes, Any, Any]]
+    """What ``get_many`` decoded lately: key -> (stored value, decoder, record). Right in any state of the tables,
+    because it counts only while the stored value is the same."""
 
 
 class LmdbStore:
@@ -58,7 +69,9 @@ class LmdbStore:
             self._environment = _open(path, map_size_bytes)
             cleared = self._environment.reader_check()
             self.readers_cleared = cleared
-            self._tables = {name: self._environment.open_db(name.encode()) for name in TABLES}
+            self._tables = {
+                name: _Table(self._environment.open_db(name.encode()), name.encode(), {}) for name in TABLES
+            }
             self._page_bytes: int = self._environment.stat()["psize"]
             self._stamp_schema()
         except BaseException:
@@ -114,7 +127,7 @@ class LmdbStore:
     def _pages_in_use(self) -> int:
         """Pages of all tables: what is left in the map beside them LMDB gives out again."""
         with self._environment.begin() as txn:
-            stats = [txn.stat(table) for table in self._tables.values()]
+            stats = [txn.stat(table.handle) for table in self._tables.values()]
         return sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
 
     def clear_readers(self) -> int:
@@ -127,7 +140,7 @@ class LmdbStore:
 
 
 class _LmdbBatch:
-    def __init__(self, environment: Any, parent: Any, tables: dict[str, Any]) -> None:
+    def __init__(self, environment: Any, parent: Any, tables: dict[str, _Table]) -> None:
         self._environment = environment
         self._parent = parent
         self._tables = tables
@@ -146,56 +159,61 @@ class _LmdbBatch:
 
 
 class _LmdbTransaction:
-    def __init__(self, txn: Any, tables: dict[str, Any]) -> None:
+    def __init__(self, txn: Any, tables: dict[str, _Table]) -> None:
         self._txn = txn
         self._tables = tables
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        value = self._txn.get(key, db=self._tables[table])
-        return None if value is None else _verified(table, key, value)
+        handle, prefix, _ = self._tables[table]
+        value = self._txn.get(key, None, handle)
+        return None if value is None else _verified(prefix, key, value)
 
-    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        get, db, prefix, hash_ = self._txn.get, self._tables[table], table.encode(), _hash
-        result: list[bytes | None] = []
+    def get_many(self, table: str, keys: Sequence[bytes], decode: Callable[[bytes], T]) -> list[T | None]:
+        handle, prefix, known = self._tables[table]
+        get, recall = self._txn.get, known.get
+        result: list[T | None] = []
         append = result.append
         for key in keys:
-            value = get(key, None, db)
+            value = get(key, None, handle)
             if value is None:
                 append(None)
                 continue
-            body = value[8:]
-            if hash_(prefix + key + body) != int.from_bytes(value[:8], "little"):
-                raise _damaged(table, key)
-            append(body)
+            memory = recall(key)
+            if memory is None or memory[0] != value or memory[1] is not decode:
+                if len(known) >= DECODED_MAX:
+                    known.clear()
+                memory = known[key] = (value, decode, decode(_verified(prefix, key, value)))
+            append(memory[2])
         return result
 
     def scan(
         self, table: str, prefix: bytes = b"", start: bytes = b"", limit: int = PAGE_ROWS
     ) -> list[tuple[bytes, bytes]]:
         page: list[tuple[bytes, bytes]] = []
-        with self._txn.cursor(self._tables[table]) as cursor:
+        handle, name, _ = self._tables[table]
+        with self._txn.cursor(handle) as cursor:
             if limit < 1 or not cursor.set_range(max(prefix, start)):
                 return page
             for key, value in cursor:
                 if not key.startswith(prefix):
                     break
-                page.append((key, _verified(table, key, value)))
+                page.append((key, _verified(name, key, value)))
                 if len(page) == limit:
                     break
         return page
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        checksum = _hash(table.encode() + key + value).to_bytes(8, "little")
-        self._txn.put(key, checksum + value, db=self._tables[table])
+        handle, prefix, _ = self._tables[table]
+        self._txn.put(key, _digest(prefix + key + value) + value, True, True, False, handle)
 
     def delete(self, table: str, key: bytes) -> bool:
-        return bool(self._txn.delete(key, db=self._tables[table]))
+        return bool(self._txn.delete(key, b"", self._tables[table].handle))
 
 
-def _verified(table: str, key: bytes, value: bytes) -> bytes:
+def _verified(table: bytes, key: bytes, value: bytes) -> bytes:
     body = value[8:]
-    if _hash(table.encode() + key + body) != int.from_bytes(value[:8], "little"):
-        raise _damaged(table, key)
+    if _digest(table + key + body) != value[:8]:
+        raise _damaged(table.decode(), key)
     return body
 
 
@@ -247,7 +265,7 @@ def _refuse_newer(path: Path) -> None:
             value = txn.get(b"schema", db=table)
             if value is None:
                 return
-            version = msgspec.msgpack.decode(_verified("meta", b"schema", value), type=Schema).version
+            version = msgspec.msgpack.decode(_verified(b"meta", b"schema", value), type=Schema).version
     finally:
         environment.close()
     if version > SCHEMA_VERSION:

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 TABLES = (
     "meta",
@@ -46,9 +46,12 @@ TABLES = (
     "journal",
 )
 PAGE_ROWS = 1000
+T = TypeVar("T")
 
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
+pack_u64 = _U64.pack
+"""``u64`` where thousands are packed at once."""
 
 
 def u64(number: int) -> bytes:
@@ -79,8 +82,11 @@ class Reader(Protocol):
     def get(self, table: str, key: bytes) -> bytes | None:
         """Raises: DataDamaged."""
 
-    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """One value, or None, for each key in order. Raises: DataDamaged."""
+    def get_many(self, table: str, keys: Sequence[bytes], decode: Callable[[bytes], T]) -> list[T | None]:
+        """One decoded value, or None, for each key in order. Raises: DataDamaged.
+
+        ``decode`` may be spared where the value is one that it decoded before, so it returns what nobody changes.
+        """
 
     def scan(
         self, table: str, prefix: bytes = b"", start: bytes = b"", limit: int = PAGE_ROWS
@@ -183,8 +189,9 @@ class _MemoryState:
     def get(self, table: str, key: bytes) -> bytes | None:
         return self.tables[table].get(key)
 
-    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self.tables[table].get(key) for key in keys]
+    def get_many(self, table: str, keys: Sequence[bytes], decode: Callable[[bytes], T]) -> list[T | None]:
+        values = (self.tables[table].get(key) for key in keys)
+        return [None if value is None else decode(value) for value in values]
 
     def scan(
         self, table: str, prefix: bytes = b"", start: bytes = b"", limit: int = PAGE_ROWS

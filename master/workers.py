@@ -162,14 +162,12 @@ def _effective(
     view: View, worker_id: str, added: list[HeldBlock], removed: list[tuple[int, int]]
 ) -> tuple[list[HeldBlock], list[tuple[int, int]]]:
     """Without what the tables say already: a heartbeat that is sent again costs no commit."""
-    held = view.reader.get_many("worker_blocks", [of_worker(worker_id, block.block) for block in added])
-    new = [block for block, value in zip(added, held, strict=True) if value is None]
-    keys = [of_worker(worker_id, block) for block, _ in removed]
-    replicas = view.reader.get_many("worker_blocks", keys)
-    garbage = view.reader.get_many("garbage", keys)
+    get = view.reader.get
+    new = [block for block in added if get("worker_blocks", of_worker(worker_id, block.block)) is None]
     gone = [
-        key
-        for key, replica, waste in zip(removed, replicas, garbage, strict=True)
-        if replica is not None or waste is not None
+        (block, generation)
+        for block, generation in removed
+        if get("worker_blocks", of_worker(worker_id, block)) is not None
+        or get("garbage", of_worker(worker_id, block)) is not None
     ]
     return new, gone
