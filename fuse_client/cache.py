@@ -7,8 +7,8 @@ Laws:
   inode moved since, the answer may be used once but is not remembered (``fresh`` is false, kernel timeout 0).
 - Replies to our own mutations are newer than any invalidation that other mounts' changes sent before; of two replies
   about one inode the one with the later ctime stays.
-- Names and attributes that a mutation made are remembered only below a directory on which we hold a grant, which a
-  read of it gave us and any invalidation of it took.
+- Names and attributes that a mutation made are remembered only below a directory on which we hold a grant: a read of it
+  gave us one, and it lasts as long as the session.
 
 Counters are kept in a fixed number of slots: two inodes in one slot only make us forget more.
 """
@@ -70,6 +70,10 @@ class MetadataCache:
         else:
             self.hits += 1
         return found
+
+    def peek(self, inode: int) -> common.Entry | None:
+        """``entry`` for one that was asked for just now: not counted."""
+        return self._entries.get(inode) if self._lease.remaining_s() else None
 
     def xattrs(self, inode: int) -> Mapping[bytes, bytes] | None:
         return self._xattrs.get(inode) if self._lease.remaining_s() else None
@@ -153,7 +157,6 @@ class MetadataCache:
         """Another client changed something."""
         if event.directory:
             self._moves(event.directory, elsewhere=True)
-            self._granted.pop(event.directory, None)
             self._drop_inode(event.directory)
             if event.name:
                 self._drop_name(event.directory, event.name)
@@ -161,7 +164,6 @@ class MetadataCache:
                 self._name_count -= len(self._names.pop(event.directory, {}))
         if event.inode:
             self._moves(event.inode, elsewhere=True)
-            self._granted.pop(event.inode, None)
             self._drop_inode(event.inode)
 
     def clear(self) -> None:

@@ -15,7 +15,6 @@ import os
 import socket
 import struct
 
-import pyfuse3
 import trio
 
 from ..common.errors import HearthError
@@ -34,9 +33,7 @@ _REPLY_BACKGROUND_AT = 16 + 16
 
 
 def edit_reply(request: bytes, reply: bytes, max_background: int) -> bytes:
-    """The INIT reply as the kernel gets it. An error reply is passed on as it is."""
-    if struct.unpack_from("<i", reply, _REPLY_ERROR_AT)[0]:
-        return reply
+    """The INIT reply as the kernel gets it."""
     out = bytearray(reply)
     (offered,) = struct.unpack_from("<I", request, _REQUEST_FLAGS_AT)
     (flags,) = struct.unpack_from("<I", out, _REPLY_FLAGS_AT)
@@ -58,7 +55,12 @@ class Handshake:
         self.number = theirs.detach()
 
     async def run(self, timeout_s: float = 10.0) -> None:
-        """Raises HearthError when kernel or libfuse refuse each other."""
+        """Beside ``pyfuse3.main``, which waits for requests on ``number``. Of its two first tasks one waits for the
+        socket and ends when that is closed; the other goes on with the kernel.
+
+        Raises:
+            HearthError: kernel or libfuse refuse each other.
+        """
         with self._ours, trio.move_on_after(timeout_s) as scope:
             await trio.lowlevel.wait_readable(self._device)
             request = os.read(self._device, 1 << 20 | 1 << 16)
@@ -66,15 +68,12 @@ class Handshake:
             if opcode != INIT or length != len(request):
                 raise HearthError(f"the kernel's first request is opcode {opcode}, not INIT")
             self._ours.send(request)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(pyfuse3.main)
-                await trio.lowlevel.wait_readable(self._ours)
-                reply = self._ours.recv(1 << 16)
-                # From here on libfuse waits for the next request on `number`; it must find the kernel there.
-                os.dup2(self._device, self.number, inheritable=False)
-                trio.lowlevel.notify_closing(self.number)
+            await trio.lowlevel.wait_readable(self._ours)
+            reply = self._ours.recv(1 << 16)
+            if error := struct.unpack_from("<i", reply, _REPLY_ERROR_AT)[0]:
+                raise HearthError(f"libfuse refuses this kernel's FUSE: {errno.errorcode.get(-error, error)}")
+            os.dup2(self._device, self.number, inheritable=False)
+            trio.lowlevel.notify_closing(self.number)
+            os.write(self._device, edit_reply(request, reply, self._max_background))
         if scope.cancelled_caught:
             raise HearthError(f"no INIT exchange between kernel and libfuse within {timeout_s:g} s")
-        if error := struct.unpack_from("<i", reply, _REPLY_ERROR_AT)[0]:
-            raise HearthError(f"libfuse refuses this kernel's FUSE: {errno.errorcode.get(-error, error)}")
-        os.write(self._device, edit_reply(request, reply, self._max_background))

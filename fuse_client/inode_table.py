@@ -105,6 +105,14 @@ class InodeTable(Generic[C]):
         del self._current[inode]
         return node
 
+    def reattach(self, node: Node[C]) -> None:
+        """What this detached node shows was published: it is the current one again. The one that was is detached."""
+        other = self._current.pop(node.inode, None)
+        if other is not None:
+            other.detached = True
+        node.detached = False
+        self._current[node.inode] = node
+
     def orphaned(self, node: Node[C]) -> None:
         """The inode has no name left anywhere; whoever has it open keeps it."""
         node.orphan = True

@@ -29,7 +29,8 @@ MAX_IN_FLIGHT = 64
 
 
 class HasContext(Protocol):
-    context: Any
+    @property
+    def context(self) -> Any: ...
 
 
 class MasterLink:
@@ -37,7 +38,7 @@ class MasterLink:
         self.address = address
         self.session = session
         self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self.stub = MasterStub(self.channel)  # type: ignore[no-untyped-call]
+        self.stub = MasterStub(self.channel)
         self.on_stale: Callable[[], Awaitable[None]] | None = None
         self.on_session: Callable[[], None] | None = None
         self.stale_sessions = 0

@@ -71,9 +71,7 @@ class WorkerLink:
             _raise_first(reply)
             return reply.message.blocks[0]
 
-    async def fetch(
-        self, key: BlockKey, length_bytes: int, digest: int, sources: list[str], timeout_s: float
-    ) -> None:
+    async def fetch(self, key: BlockKey, length_bytes: int, digest: int, sources: list[str], timeout_s: float) -> None:
         """Brings a replica to this node. Single flight at the worker."""
         fetch = pb.FetchBlock(key=_key(key), length_bytes=length_bytes, digest=digest, sources=sources)
         with await self.call(pb.ControlRequest(fetch=fetch), timeout_s) as reply:

@@ -1,0 +1,334 @@
+"""Blocks for the mount: where the bytes of a published one come from, where a new one is written, how it is committed."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import tempfile
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+
+import grpc
+import trio
+
+from ..common.checksums import Verifier
+from ..common.data_stream import CHANNEL_OPTIONS, write_from
+from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NoSpace, NotFound, Unavailable
+from ..common.telemetry import get_logger
+from ..common.types import BlockKey
+from ..proto import common_pb2 as common
+from ..proto import master_pb2 as master
+from ..proto import worker_pb2 as pb
+from .chunks import LocalFile, VerifiedChunks
+from .master_link import MasterLink
+from .remote_block import RemoteBlock, control
+from .sealed_block import SealedBlock, Source, in_turn
+from .settings import MountSettings
+from .worker_link import WorkerLink
+from .working_file import WorkingFile
+
+log = get_logger(__name__)
+
+MAX_CHANNELS = 64
+MAX_PLACES = 4
+"""So many workers are tried for a new block before the writer gets the error."""
+SEND_BYTES = 64 << 20
+COPY_BYTES = 4 << 20
+
+
+class LocalBlock(LocalFile):
+    def __init__(self, identity: int, fd: int, length_bytes: int, verifier: Verifier, worker_id: str) -> None:
+        super().__init__(identity, fd, length_bytes, verifier)
+        self.worker_id = worker_id
+
+
+class Blocks:
+    """Args:
+    worker: this node's, None on a node without one.
+    node_id: which replicas are ours.
+    """
+
+    def __init__(
+        self, settings: MountSettings, link: MasterLink, worker: WorkerLink | None, node_id: str, nursery: trio.Nursery
+    ) -> None:
+        self._settings = settings
+        self._link = link
+        self._worker = worker
+        self._node_id = node_id
+        self._nursery = nursery
+        self._chunks = VerifiedChunks()
+        self._identities = itertools.count(1)
+        self._channels: OrderedDict[str, grpc.Channel] = OrderedDict()
+        self._spare: deque[common.WorkingBlock] = deque()
+        self.bad_replicas = 0
+
+    # -- reading
+
+    def sealed(self, entry: common.Entry) -> SealedBlock | None:
+        """The content of a file, None when it has no bytes."""
+        if not entry.extents or not entry.extents[0].valid_bytes:
+            return None
+        extent = entry.extents[0]
+        key = BlockKey(extent.block, extent.generation)
+        sources = self._sources(key, extent, list(entry.replicas))
+        return SealedBlock(key, extent.length_bytes, self._chunks, in_turn(sources), self._report)
+
+    async def _sources(
+        self, key: BlockKey, extent: common.Extent, replicas: list[common.WorkerAddress]
+    ) -> AsyncIterator[Source]:
+        """Best first: this node's file, a copy brought to this node, ranges from elsewhere."""
+        replicas.sort(key=lambda replica: replica.suspect)
+        ours = [replica for replica in replicas if replica.node_id == self._node_id]
+        others = [replica for replica in replicas if replica.node_id != self._node_id]
+        if self._worker is not None and ours:
+            local = await self._open_local(key, extent, ours[0].worker_id)
+            if local is not None:
+                yield local
+        elif self._worker is not None and others and extent.length_bytes <= self._settings.fetch_limit_bytes:
+            local = await self._fetch(key, extent, others)
+            if local is not None:
+                yield local
+        for replica in others + ours:
+            remote = RemoteBlock(
+                next(self._identities),
+                self.channel(replica.address),
+                replica.worker_id,
+                key,
+                extent.length_bytes,
+                extent.digest,
+                self._settings.timeout_s,
+            )
+            try:
+                await remote.hold(self._nursery)
+            except HearthError as error:
+                log.warning("replica-unreachable", block=str(key), worker=replica.worker_id, reason=str(error))
+                continue
+            yield remote
+
+    async def _open_local(self, key: BlockKey, extent: common.Extent, worker_id: str) -> LocalBlock | None:
+        assert self._worker is not None
+        try:
+            fd, file = await self._worker.open(key)
+        except HearthError as error:
+            log.warning("local-block-not-opened", block=str(key), reason=str(error))
+            if isinstance(error, NotFound):
+                self._report(key, worker_id, error)
+            return None
+        try:
+            verifier = Verifier(file.checksums, extent.length_bytes, extent.digest, f"block {key} on {worker_id}")
+        except BlockCorrupt as error:
+            os.close(fd)
+            self._report(key, worker_id, error)
+            return None
+        return LocalBlock(next(self._identities), fd, extent.length_bytes, verifier, worker_id)
+
+    async def _fetch(
+        self, key: BlockKey, extent: common.Extent, replicas: list[common.WorkerAddress]
+    ) -> LocalBlock | None:
+        assert self._worker is not None
+        sources = [replica.address for replica in replicas]
+        try:
+            await self._worker.fetch(key, extent.length_bytes, extent.digest, sources, self._settings.data_timeout_s)
+        except HearthError as error:  # no room here, source gone: ranges from elsewhere are the next try
+            log.warning("block-not-fetched", block=str(key), reason=str(error))
+            return None
+        return await self._open_local(key, extent, self._node_id)
+
+    def _report(self, key: BlockKey, worker_id: str, error: HearthError) -> None:
+        self.bad_replicas += 1
+        self._nursery.start_soon(self._report_bad_replica, key, worker_id, str(error))
+
+    async def _report_bad_replica(self, key: BlockKey, worker_id: str, reason: str) -> None:
+        report = master.ReportBadReplica(
+            block=key.block, generation=key.generation, worker_id=worker_id, reason=reason[:500]
+        )
+        try:
+            await self._link.mutate(master.MutateRequest(no_wait=True, report_bad_replica=report))
+        except HearthError as problem:
+            log.warning("bad-replica-not-reported", block=str(key), worker=worker_id, reason=str(problem))
+
+    # -- writing
+
+    def wants_block(self) -> bool:
+        """Whether the next Create should allocate a block too."""
+        return not self._spare
+
+    def keep(self, blocks: list[common.WorkingBlock]) -> None:
+        """Allocated to us and not used: the next new files get them."""
+        self._spare.extend(blocks)
+        while len(self._spare) > self._settings.spare_blocks:
+            self._nursery.start_soon(self._discard, self._spare.popleft())
+
+    def drop(self, working: WorkingFile) -> None:
+        """A working file that nobody needs. An empty one serves the next new file."""
+        working.close()
+        place = common.WorkerAddress(worker_id=working.worker_id, address=working.address)
+        if working.local:
+            place.node_id = self._node_id
+        block = common.WorkingBlock(block=working.key.block, generation=working.key.generation, worker=place)
+        if working.length_bytes:
+            self._nursery.start_soon(self._discard, block)
+        else:
+            self.keep([block])
+
+    async def _discard(self, block: common.WorkingBlock) -> None:
+        try:
+            await self._link.mutate(master.MutateRequest(no_wait=True, discard=master.Discard(blocks=[block.block])))
+        except HearthError as error:
+            log.warning("block-not-discarded", block=f"{block.block:016x}", reason=str(error))
+
+    async def new_file(self) -> WorkingFile:
+        """An empty working file, on this node when there is room.
+
+        Raises:
+            NoSpace: nowhere is room. HearthError: the master does not answer.
+        """
+        avoid: list[str] = []
+        while True:
+            block = self._spare.popleft() if self._spare else await self._allocate(avoid)
+            try:
+                return await self._create(block)
+            except HearthError as error:
+                log.warning("block-not-created", worker=block.worker.worker_id, reason=str(error))
+                avoid.append(block.worker.worker_id)
+                self._nursery.start_soon(self._discard, block)
+                if len(avoid) >= MAX_PLACES:
+                    raise
+
+    async def _allocate(self, avoid: list[str]) -> common.WorkingBlock:
+        allocate = master.Allocate(count=1, prefer_node=self._node_id, avoid_workers=avoid)
+        reply = await self._link.mutate(master.MutateRequest(no_wait=True, allocate=allocate))
+        return reply.blocks[0]
+
+    async def _create(self, block: common.WorkingBlock) -> WorkingFile:
+        key = BlockKey(block.block, block.generation)
+        local = self._worker is not None and block.worker.node_id == self._node_id
+        if local:
+            assert self._worker is not None
+            fd, file = await self._worker.create(key)
+            limit = file.limit_bytes
+        else:
+            fd = _temporary_file(self._settings.temporary_directory)
+            limit = 0
+        return WorkingFile(
+            key,
+            fd,
+            worker_id=block.worker.worker_id,
+            address=block.worker.address,
+            limit_bytes=limit,
+            local=local,
+        )
+
+    async def ensure_room(self, working: WorkingFile, end: int) -> None:
+        """Before bytes up to ``end`` are written.
+
+        Raises:
+            NoSpace: the worker gives no more.
+        """
+        if end <= working.limit_bytes or not working.local or not working.limit_bytes:
+            return
+        assert self._worker is not None
+        try:
+            fd, file = await self._worker.create(working.key)
+        except (Unavailable, DeadlineExceeded, NotFound):
+            return  # the worker restarts or is gone; its disk still says ENOSPC, and commit whether it kept the block
+        os.close(fd)
+        working.limit_bytes = file.limit_bytes
+        if end > working.limit_bytes:
+            raise NoSpace(f"worker {working.worker_id} has no room for {end} bytes")
+
+    async def copy(self, sealed: SealedBlock, length: int) -> WorkingFile:
+        """A working file that begins with the first ``length`` bytes of a sealed block, verified."""
+        working = await self.new_file()
+        try:
+            for offset in range(0, length, COPY_BYTES):
+                size = min(COPY_BYTES, length - offset)
+                await self.ensure_room(working, offset + size)
+                await working.write(offset, bytes(await sealed.read(offset, size)))
+        except BaseException:
+            working.close()
+            raise
+        return working
+
+    async def duplicate(self, working: WorkingFile) -> WorkingFile:
+        """The same bytes in another block: the first one was lost to the master or the worker."""
+        fresh = await self.new_file()
+        buffer = memoryview(bytearray(COPY_BYTES))
+        for offset in range(0, working.length_bytes, COPY_BYTES):
+            got = working.read_into(offset, buffer[: min(COPY_BYTES, working.length_bytes - offset)])
+            await fresh.write(offset, bytes(buffer[:got]))
+        return fresh
+
+    async def commit(self, working: WorkingFile, *, sync: bool) -> tuple[bytes, int]:
+        """Makes the working file immutable on its worker; (packed checksums, digest).
+
+        Raises:
+            HearthError: it is as it was.
+        """
+        packed, digest = await working.checksums()
+        if working.local:
+            assert self._worker is not None
+            await self._worker.commit(working.key, working.length_bytes, packed, sync=sync)
+        else:
+            await trio.to_thread.run_sync(self._send, working, packed, sync)
+        return packed, digest
+
+    def _send(self, working: WorkingFile, packed: bytes, sync: bool) -> None:
+        channel = self.channel(working.address)
+        what = f"block {working.key} to {working.worker_id}"
+        timeout_s = self._settings.data_timeout_s
+        with mmap.mmap(working.fd, working.length_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+            for offset in range(0, working.length_bytes, SEND_BYTES):
+                with view[offset : offset + SEND_BYTES] as part:
+                    write_from(channel, working.key, offset, part, timeout_s=timeout_s, what=what)
+        key = master.BlockKey(block=working.key.block, generation=working.key.generation)
+        item = pb.CommitItem(key=key, length_bytes=working.length_bytes, checksums=packed)
+        control(channel, pb.ControlRequest(commit=pb.CommitBlocks(items=[item], sync=sync)), timeout_s, what)
+
+    async def sync(self, sealed: SealedBlock, length_bytes: int) -> None:
+        """fsync of a block that was committed without: commit is idempotent."""
+        if self._worker is not None:
+            await self._worker.commit(sealed.key, length_bytes, b"", sync=True)
+        sealed.synced = True
+
+    def seal(self, working: WorkingFile, packed: bytes, digest: int, *, synced: bool) -> SealedBlock:
+        """What was committed, readable by the descriptor that wrote it. The working file is used up."""
+        length = working.length_bytes
+        verifier = Verifier(packed, length, digest, f"block {working.key}")
+        try:
+            # A descriptor open for writing would count as a writer of the block.
+            fd = os.open(f"/proc/self/fd/{working.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            working.close()
+        except OSError:
+            fd = working.fd
+        local = LocalBlock(next(self._identities), fd, length, verifier, working.worker_id)
+        sealed = SealedBlock(working.key, length, self._chunks, _nothing_more, self._report, local)
+        sealed.synced = synced
+        return sealed
+
+    # -- connections
+
+    def channel(self, address: str) -> grpc.Channel:
+        channel = self._channels.pop(address, None)
+        if channel is None:
+            channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channels[address] = channel
+        while len(self._channels) > MAX_CHANNELS:
+            self._channels.popitem(last=False)[1].close()
+        return channel
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+
+async def _nothing_more() -> Source | None:
+    return None
+
+
+def _temporary_file(directory: str) -> int:
+    fd, path = tempfile.mkstemp(prefix="hearth-", dir=directory or None)
+    os.unlink(path)
+    return fd

@@ -1,0 +1,297 @@
+"""Open files: opening, writing, cutting, publishing.
+
+Laws:
+
+- All handles of one node share one ``Content``: POSIX within the mount.
+- Nothing of a change is seen elsewhere before close, fsync or the last release published it; O_TRUNC included. The one
+  exception is a change of length of a file that nobody here is writing: that is the master's own operation.
+- A reader keeps the version it opened. If another mount publishes over it the node is detached.
+- After a publish the block is immutable; a writer that goes on through a dup'd descriptor gets a new one by copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pyfuse3
+import trio
+
+from ..common.clock import Clock
+from ..common.errors import FileTooBig, HearthError, Stale
+from ..common.telemetry import get_logger
+from ..common.types import FILE_MAX_BYTES
+from ..proto import common_pb2 as common
+from .blocks import Blocks
+from .content import Content
+from .publisher import Publisher
+from .tree import FileNode, Tree
+
+log = get_logger(__name__)
+
+SETTLE_S = 1.0
+"""So long after an open that makes the kernel drop its pages, further opens ask for it too: nobody tells us when the
+kernel has seen the first one's reply."""
+OPEN_TRIES = 5
+
+
+class Handle(NamedTuple):
+    node: FileNode
+    flags: int
+
+
+class Files:
+    def __init__(self, tree: Tree, blocks: Blocks, publisher: Publisher, clock: Clock, warm_limit: int) -> None:
+        self.tree = tree
+        self.blocks = blocks
+        self._publisher = publisher
+        self._clock = clock
+        self._warm_limit = warm_limit
+        self._warm: OrderedDict[int, FileNode] = OrderedDict()  # closed nodes that still have content, by nodeid
+        self._handles: dict[int, Handle] = {}
+        self._numbers = itertools.count(1)
+        self._opening: weakref.WeakValueDictionary[int, trio.Lock] = weakref.WeakValueDictionary()
+        self._dropped_pages: dict[int, float] = {}
+        self.bytes_read = 0
+        self.bytes_written = 0
+
+    def handle(self, number: int) -> Handle:
+        return self._handles[number]
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    @property
+    def published(self) -> int:
+        return self._publisher.published
+
+    # -- open and close
+
+    async def open(self, node: FileNode, flags: int) -> pyfuse3.FileInfo:
+        """Raises Stale: the node stands for a version that is gone; the kernel looks the name up again."""
+        self.tree.table.opened(node)
+        try:
+            if node.detached and node.content is None:
+                raise Stale(f"inode {node.inode}: another version took this one's place")
+            self._warm.pop(node.nodeid, None)
+            truncate = bool(flags & os.O_TRUNC) and flags & os.O_ACCMODE != os.O_RDONLY
+            lock = self._opening.setdefault(node.nodeid, trio.Lock())
+            async with lock:
+                content = await self._content(node, truncate)
+            if truncate:
+                async with content.lock, content.hold():
+                    content.empty(self._clock.wall_ns())
+            return self._opened(node, content, flags)
+        except BaseException:
+            self._close(node)
+            raise
+
+    def _opened(self, node: FileNode, content: Content, flags: int) -> pyfuse3.FileInfo:
+        number = next(self._numbers)
+        self._handles[number] = Handle(node, flags)
+        now = self._clock.monotonic_s()
+        keep = node.kernel_version == content.version or content.dirty
+        if not keep:
+            node.kernel_version = content.version
+            self._dropped_pages = {k: at for k, at in self._dropped_pages.items() if now - at < SETTLE_S}
+            self._dropped_pages[node.nodeid] = now
+        elif now - self._dropped_pages.get(node.nodeid, -SETTLE_S) < SETTLE_S:
+            keep = False
+        return pyfuse3.FileInfo(fh=number, keep_cache=keep)
+
+    def created(self, node: FileNode, entry: common.Entry, flags: int) -> pyfuse3.FileInfo:
+        """Of a file that this mount just made: nobody else has it open."""
+        self.tree.table.opened(node)
+        node.content = Content(entry.attributes.version, 0)
+        node.kernel_version = entry.attributes.version
+        return self._opened(node, node.content, flags)
+
+    async def _content(self, node: FileNode, truncate: bool) -> Content:
+        """The content that a new handle shares: that of the other handles, the one of a file closed not long ago if
+        it is still the current version, else the master's."""
+        content = node.content
+        others = node.opens > 1 and content is not None
+        for attempt in itertools.count(1):
+            if others or (node.orphan and content is not None):
+                assert content is not None
+                return content
+            entry = await self.tree.entry(node)
+            if content is not None:
+                broken = content.sealed is not None and content.sealed.broken
+                if content.version == entry.attributes.version and not broken:
+                    return content
+                self._drop(node)
+                content = None
+            try:
+                node.content = await self._load(entry, truncate)
+                return node.content
+            except HearthError:
+                # Its block may be gone because somebody published over it while we were on our way.
+                if attempt >= OPEN_TRIES or self.tree.cache.peek(node.inode) is entry:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _load(self, entry: common.Entry, truncate: bool) -> Content:
+        known = entry.attributes
+        sealed = None if truncate else self.blocks.sealed(entry)
+        if sealed is not None:
+            try:
+                await sealed.prepare()
+            except BaseException:
+                sealed.close()
+                raise
+        valid = entry.extents[0].valid_bytes if sealed is not None else 0
+        return Content(known.version, known.size_bytes, valid, sealed)
+
+    async def release(self, number: int) -> None:
+        """The last descriptor of a handle is closed, and every mapping of it is gone."""
+        node = self._handles.pop(number).node
+        try:
+            await self.publish(node)
+        except HearthError as error:
+            log.error("release-not-published", inode=node.inode, reason=str(error))
+        finally:
+            self._close(node)
+
+    def _close(self, node: FileNode) -> None:
+        stale = node.detached or node.orphan
+        ended = self.tree.table.closed(node)
+        if node.opens or node.content is None:
+            return
+        if stale or ended is not None or node.content.dirty:
+            self._drop(node)
+            return
+        self._warm[node.nodeid] = node
+        while len(self._warm) > self._warm_limit:
+            self.cool(self._warm.popitem(last=False)[1])
+
+    def cool(self, node: FileNode) -> None:
+        """Lets go of what a closed file still holds."""
+        self._warm.pop(node.nodeid, None)
+        if not node.opens:
+            self._drop(node)
+
+    def _drop(self, node: FileNode) -> None:
+        content, node.content = node.content, None
+        if content is not None:
+            working, content.working = content.working, None
+            content.close()
+            if working is not None:
+                self.blocks.drop(working)
+
+    def replaced(self, inode: int) -> bool:
+        """Another client changed the content. Whether the file is open here: then lookups give another node now."""
+        node = self.tree.table.current(inode)
+        if node is None:
+            return False
+        if node.opens:
+            self.tree.table.detach(inode)
+            return True
+        self.cool(node)
+        return False
+
+    # -- bytes
+
+    async def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
+        content = self._handles[number].node.content
+        assert content is not None
+        data = await content.read(offset, size)
+        self.bytes_read += len(data)
+        return data
+
+    async def write(self, number: int, offset: int, data: bytes) -> int:
+        """Raises NoSpace, FileTooBig; HearthError: no working block was to be had."""
+        node, flags = self._handles[number]
+        content = node.content
+        assert content is not None
+        while True:
+            working = content.working
+            if working is None:
+                await self._make_working(content)
+                continue
+            async with content.writing():
+                if content.working is not working:
+                    continue  # published meanwhile
+                if flags & os.O_APPEND and offset != content.size:
+                    # The kernel believed in another length than the version that was opened has.
+                    offset = content.size
+                    node.kernel_version = None
+                end = offset + len(data)
+                if end > FILE_MAX_BYTES:
+                    raise FileTooBig(f"a file has at most {FILE_MAX_BYTES} bytes")
+                if working.limit_bytes and end > working.limit_bytes:
+                    await self.blocks.ensure_room(working, end)
+                # The hole between the block's end and `offset` is a hole in its file too.
+                await working.write(offset, data)
+                content.wrote(offset, len(data), self._clock.wall_ns())
+            self.bytes_written += len(data)
+            return len(data)
+
+    async def _make_working(self, content: Content) -> None:
+        async with content.lock:
+            if content.working is not None:
+                return
+            if content.sealed is None:
+                content.working = await self.blocks.new_file()
+                return
+            await self._to_working(content)
+
+    async def truncate(self, node: FileNode, size: int, *, by_handle: bool) -> bool:
+        """A new length. False when nobody here writes the file: it is the master's to do, then ``resized``."""
+        if size > FILE_MAX_BYTES:
+            raise FileTooBig(f"a file has at most {FILE_MAX_BYTES} bytes")
+        content = node.content
+        if not node.opens or content is None:
+            return False
+        async with content.lock, content.hold():
+            now_ns = self._clock.wall_ns()
+            if content.sealed is None and (content.dirty or content.working is not None or by_handle):
+                content.resize(size, now_ns)
+                return True
+            if size == 0 and by_handle:
+                content.empty(now_ns)
+                return True
+            if content.dirty or node.detached or node.orphan:
+                await self._to_working(content)
+                content.resize(size, now_ns)
+                return True
+        return False
+
+    async def _to_working(self, content: Content) -> None:
+        """With the lock: a sealed block's bytes become a working file's."""
+        sealed = content.sealed
+        if sealed is not None:
+            content.working = await self.blocks.copy(sealed, content.valid)
+            content.sealed = content.committed = None
+            sealed.close()
+
+    def resized(self, node: FileNode, entry: common.Entry) -> None:
+        """The master cut or extended the file for us."""
+        known, content = entry.attributes, node.content
+        if content is None:
+            return
+        if node.kernel_version == content.version:
+            node.kernel_version = known.version  # the kernel cut its pages itself
+        if not content.dirty:
+            content.published_size(known.size_bytes, known.version)
+
+    # -- publishing
+
+    async def publish(self, node: FileNode, *, sync: bool = False) -> None:
+        """close, fsync, release: what was written here becomes the file's version for everybody.
+
+        Raises:
+            HearthError: it did not; it is kept, and the next close or fsync tries again.
+        """
+        await self._publisher.publish(node, sync=sync)
+
+    async def fsync(self, node: FileNode) -> None:
+        content = node.content
+        assert content is not None
+        await self._publisher.publish(node, sync=True)
+        error, content.error = content.error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,198 @@
+"""The mount daemon: connect, mount, serve, unmount."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping
+
+import pyfuse3
+import trio
+
+from .. import __version__
+from ..client.session import Identity, Session
+from ..common.clock import SystemClock
+from ..common.notify import notify
+from ..common.telemetry import TelemetryServer, configure_logging, get_logger
+from ..common.types import PROTOCOL
+from . import allocation, kernel_mount, metrics
+from .blocks import Blocks
+from .cache import MetadataCache
+from .cluster_file import ClusterFile
+from .coherence import Coherence
+from .files import Files
+from .handshake import Handshake
+from .kernel_mount import KernelMount
+from .lease import Lease
+from .master_link import MasterLink
+from .notifier import Notifier
+from .operations import Operations
+from .publisher import Publisher
+from .settings import MountSettings
+from .tree import Tree
+from .worker_link import WorkerLink
+
+log = get_logger(__name__)
+
+CONNECT_S = 10.0
+DRAIN_S = 3.0
+"""Requests in flight at the end get so long; their callers get an error then."""
+
+
+def serve(settings: MountSettings) -> None:
+    """Blocks until the mount is gone: unmounted from outside, aborted, SIGTERM or SIGINT.
+
+    Raises:
+        HearthError: it could not be mounted; nothing is left behind.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    allocation.keep_buffers()
+    mountpoint = os.path.abspath(settings.mountpoint)  # noqa: PTH100
+    kernel_mount.check_mountpoint(mountpoint)
+    node_id = settings.node_id or socket.gethostname()
+    identity = Identity(
+        node_id, "mount", f"{socket.gethostname()}:{mountpoint}", settings.cluster_id, holds_grants=True
+    )
+    link = MasterLink(settings.master, Session(identity), settings.timeout_s, settings.attempt_timeout_s)
+    mount: KernelMount | None = None
+    try:
+        link.register_first(CONNECT_S)  # first: without a master no broken mount point is left behind
+        mount = kernel_mount.mount(
+            mountpoint, settings.master, allow_other=settings.allow_other, read_only=settings.read_only
+        )
+        try:
+            trio.run(functools.partial(_run, settings, link, mount, node_id))
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+    finally:
+        if mount is not None:
+            mount.unmount()
+        link.close()
+    log.info("unmounted", mountpoint=mountpoint)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first, without trio's wrapping."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _run(settings: MountSettings, link: MasterLink, mount: KernelMount, node_id: str) -> None:
+    notifier = Notifier.for_descriptor(mount.fd)
+    lease = Lease(SystemClock())
+    cache = MetadataCache(lease, settings.cache_entries)
+    tree = Tree(link, cache, notifier)
+    async with trio.open_nursery() as nursery:
+        worker = WorkerLink(settings.worker_socket, nursery, settings.timeout_s) if settings.worker_socket else None
+        blocks = Blocks(settings, link, worker, node_id, nursery)
+        files = Files(tree, blocks, Publisher(tree, blocks), SystemClock(), settings.warm_files)
+        coherence = Coherence(tree, files, lease)
+        describe = functools.partial(_describe, settings, link, mount.mountpoint, node_id)
+        operations = Operations(tree, files, ClusterFile(describe), node_id)
+        telemetry = _telemetry(settings, coherence)
+        _export(tree, files, blocks, lease)
+        try:
+            handshake = Handshake(mount.fd, settings.max_background)
+            pyfuse3.init(operations, f"/dev/fd/{handshake.number}", {"default_permissions"})
+            serving = trio.CancelScope()
+            nursery.start_soon(_serve_kernel, serving, nursery)
+            await handshake.run()
+            notifier.start()
+            link.on_stale = coherence.drop_everything
+            link.on_session = coherence.start
+            coherence.start()
+            nursery.start_soon(coherence.keep_watching)
+            nursery.start_soon(_stop_on_signal, mount)
+            nursery.start_soon(functools.partial(trio.to_thread.run_sync, mount.tune, settings.read_ahead_kb))
+            nursery.start_soon(_say_ready, settings, mount)
+            nursery.start_soon(_end_when_unmounted, mount, serving)
+            await trio.sleep_forever()
+        finally:
+            coherence.stop()
+            notifier.close()
+            blocks.close()
+            if telemetry is not None:
+                telemetry.close()
+            pyfuse3.close(unmount=False)
+
+
+async def _serve_kernel(scope: trio.CancelScope, nursery: trio.Nursery) -> None:
+    """Until the connection ends; then everything else may end too."""
+    with scope:
+        await pyfuse3.main(max_tasks=256)
+    nursery.cancel_scope.cancel()
+
+
+async def _say_ready(settings: MountSettings, mount: KernelMount) -> None:
+    """Once the root answers: whoever waits for us may use the mount at once."""
+    with trio.move_on_after(settings.timeout_s):
+        await trio.to_thread.run_sync(os.stat, mount.mountpoint, abandon_on_cancel=True)
+    log.info("mounted", mountpoint=mount.mountpoint, master=settings.master)
+    notify("READY=1")
+
+
+async def _stop_on_signal(mount: KernelMount) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("stopping", signal=signal.Signals(number).name)
+            notify("STOPPING=1")
+            # In a thread: it waits for requests that this thread answers.
+            await trio.to_thread.run_sync(mount.unmount, abandon_on_cancel=True)
+
+
+async def _end_when_unmounted(mount: KernelMount, serving: trio.CancelScope) -> None:
+    """pyfuse3's loop ends when the kernel says ENODEV; requests that still wait for a master then get no more than
+    ``DRAIN_S``. A lazily unmounted connection lives on until its last file is closed."""
+    poll_s = 0.5
+    while True:
+        await trio.sleep(poll_s)
+        if await trio.to_thread.run_sync(_is_dead, mount.fd):
+            await trio.sleep(DRAIN_S)
+            serving.cancel()
+            return
+
+
+def _is_dead(fd: int) -> bool:
+    """Whether the connection has ended: poll(2) says POLLERR then."""
+    poller = select.poll()
+    poller.register(fd, 0)
+    return any(events & select.POLLERR for _, events in poller.poll(0))
+
+
+def _telemetry(settings: MountSettings, coherence: Coherence) -> TelemetryServer | None:
+    if not settings.telemetry_listen:
+        return None
+
+    def health() -> tuple[bool, str]:
+        return (True, "ok") if coherence.healthy else (False, f"no lease from the master at {settings.master}")
+
+    return TelemetryServer(settings.telemetry_listen, health)
+
+
+def _export(tree: Tree, files: Files, blocks: Blocks, lease: Lease) -> None:
+    metrics.SESSIONS_STALE.set_function(lambda: tree.link.stale_sessions)
+    metrics.CACHE_HITS.set_function(lambda: tree.cache.hits)
+    metrics.CACHE_MISSES.set_function(lambda: tree.cache.misses)
+    metrics.CACHE_ENTRIES.set_function(lambda: len(tree.cache))
+    metrics.BYTES_READ.set_function(lambda: files.bytes_read)
+    metrics.BYTES_WRITTEN.set_function(lambda: files.bytes_written)
+    metrics.OPEN_HANDLES.set_function(lambda: len(files))
+    metrics.INODES.set_function(lambda: len(tree.table))
+    metrics.BAD_REPLICAS.set_function(lambda: blocks.bad_replicas)
+    metrics.PUBLISHED.set_function(lambda: files.published)
+    metrics.LEASE_SECONDS.set_function(lease.remaining_s)
+
+
+def _describe(settings: MountSettings, link: MasterLink, mountpoint: str, node_id: str) -> Mapping[str, object]:
+    return {
+        "cluster_id": link.session.cluster_id,
+        "master": settings.master,
+        "node_id": node_id,
+        "worker_sockets": [settings.worker_socket] if settings.worker_socket else [],
+        "mountpoint": mountpoint,
+        "version": __version__,
+        "protocol": PROTOCOL,
+    }
