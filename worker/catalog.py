@@ -165,24 +165,27 @@ class Catalog:
     # ------------------------------------------------------------ room
 
     def choose_disk(self, wanted_bytes: int = 1, prefer: Disk | None = None) -> Disk:
-        """The preferred disk if it has room, else the one with the most.
+        """The preferred disk if it has room, else the one with the most of it for each of its writers (what they will
+        write is not known, and nothing is reserved for them).
 
         Raises:
             NoSpace: none has ``wanted_bytes``.
         """
         if prefer is not None and self.space_of(prefer).available_bytes >= wanted_bytes:
             return prefer
-        disk, room = self._roomiest()
-        if room < wanted_bytes:
+        rooms = self._rooms()
+        if max(rooms.values()) < wanted_bytes:
             for full in self.disks:
                 full.drop_bad_files()
-            disk, room = self._roomiest()
-        if room < wanted_bytes:
-            raise NoSpace(f"no disk of this worker has {wanted_bytes} bytes left: the most is {max(0, room)}")
-        return disk
+            rooms = self._rooms()
+        fitting = {disk: room for disk, room in rooms.items() if room >= wanted_bytes}
+        if not fitting:
+            most = max(0, *rooms.values())
+            raise NoSpace(f"no disk of this worker has {wanted_bytes} bytes left: the most is {most}")
+        return max(fitting, key=lambda disk: fitting[disk] / (1 + disk.loose_files))
 
-    def _roomiest(self) -> tuple[Disk, int]:
-        return max(((disk, self.space_of(disk).available_bytes) for disk in self.disks), key=lambda pair: pair[1])
+    def _rooms(self) -> dict[Disk, int]:
+        return {disk: self.space_of(disk).available_bytes for disk in self.disks}
 
     @staticmethod
     def space_of(disk: Disk) -> Space:

@@ -10,7 +10,7 @@ from ..common.errors import BlockCorrupt
 from .os_calls import OsCalls
 
 _CANNOT = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS, errno.EPERM, errno.EBADF}
-_STEP_BYTES = 16 << 20
+STEP_BYTES = 16 << 20
 
 
 def copy_file(calls: OsCalls, source_fd: int, fd: int, length_bytes: int, source_bytes: int) -> str:
@@ -33,7 +33,7 @@ def copy_file(calls: OsCalls, source_fd: int, fd: int, length_bytes: int, source
     done = 0
     try:
         while done < length_bytes:
-            step = calls.copy_range("copy-range", source_fd, fd, min(_STEP_BYTES, length_bytes - done), done)
+            step = calls.copy_range("copy-range", source_fd, fd, min(STEP_BYTES, length_bytes - done), done)
             if step == 0:
                 break
             done += step

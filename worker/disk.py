@@ -350,6 +350,10 @@ class Disk:
                 self._loose_bytes[key] = disk_bytes
 
     @property
+    def loose_files(self) -> int:
+        return len(self._loose_bytes)
+
+    @property
     def blocks(self) -> int:
         return self._blocks
 
