@@ -113,8 +113,6 @@ class LocalSocket:
             connection.thread.join(2)
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
-        for connection in connections:
-            connection.close()
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self._inode:
                 self.path.unlink()
@@ -125,7 +123,8 @@ class _Connection:
         self._peer = peer
         self._server = server
         self._sending = threading.Lock()
-        self._slots = threading.BoundedSemaphore(MAX_IN_WORK)
+        self._users = 1  # the reading thread, and each request in work; the last one closes the socket
+        self._users_guard = threading.Lock()
         self.thread = threading.Thread(target=self._serve, name="socket-connection", daemon=True)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         # A peer that does not take its replies must not hold a thread for ever.
@@ -135,9 +134,18 @@ class _Connection:
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
-    def close(self) -> None:
-        with self._sending:
-            self._peer.close()
+    def _enter(self) -> bool:
+        with self._users_guard:
+            if self._users > MAX_IN_WORK:
+                return False
+            self._users += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._users_guard:
+            self._users -= 1
+            if self._users == 0:
+                self._peer.close()
 
     def _serve(self) -> None:
         buffer = memoryview(bytearray(MAX_REQUEST_BYTES))
@@ -161,15 +169,18 @@ class _Connection:
         finally:
             with self._server._guard:
                 self._server._connections.discard(self)
-            if not self._server._stopping:
-                self.close()
+            self._leave()
 
     def _dispatch(self, request: worker_pb2.ControlRequest) -> None:
         pace = self._server._control.pace(request)
         if pace == "quick":
             self._answer(request)
-        elif self._slots.acquire(blocking=False):
-            self._server._pools[pace].submit(self._answer_slow, request)
+        elif self._enter():
+            try:
+                work = self._server._pools[pace].submit(self._answer_slow, request)
+                work.add_done_callback(lambda _: self._leave())  # also when it is cancelled before it began
+            except RuntimeError:  # the pools are shut down: the worker stops
+                self._leave()
         else:
             self._send(error_reply(request.request_id, Busy(f"{MAX_IN_WORK} slow requests are in work")), [])
 
@@ -178,8 +189,6 @@ class _Connection:
             self._answer(request)
         except OSError:
             return  # the peer is gone; its connection's own thread notices
-        finally:
-            self._slots.release()
 
     def _answer(self, request: worker_pb2.ControlRequest) -> None:
         with trace(request.trace_id):

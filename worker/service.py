@@ -70,7 +70,9 @@ class BlockStreams:
         header = worker_pb2.ReadHeader(
             block_length_bytes=length, payload_bytes=end - start, checksums=held.record.checksums
         )
-        return header, self._payload(key, held, start, end)
+        payload = self._payload(key, held, start, end)
+        next(payload)  # entered: from here on it closes the file, also if nobody takes anything from it
+        return header, payload
 
     def _open(self, key: BlockKey) -> OpenBlock:
         try:
@@ -83,6 +85,7 @@ class BlockStreams:
 
     def _payload(self, key: BlockKey, held: OpenBlock, start: int, end: int) -> Iterator[bytes]:
         try:
+            yield b""
             for offset in range(start, end, data_stream.MESSAGE_BYTES):
                 size = min(data_stream.MESSAGE_BYTES, end - offset)
                 data = held.pread(size, offset)
@@ -163,7 +166,7 @@ def _abort(context: grpc.ServicerContext, error: HearthError) -> NoReturn:
 
 class CallGuard(grpc.ServerInterceptor):
     """Around each call: binds the caller's trace id to the lines logged for it, and ends it after ``limit_s`` when the
-    caller set no deadline, so that nobody holds a thread for ever."""
+    caller set no deadline or a later one, so that nobody holds a thread for ever."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -198,7 +201,8 @@ class CallGuard(grpc.ServerInterceptor):
 
     @contextmanager
     def _limit(self, context: grpc.ServicerContext) -> Iterator[None]:
-        if context.time_remaining() is not None:
+        remaining_s = context.time_remaining()  # infinite without a deadline
+        if remaining_s is not None and remaining_s <= self._limit_s:
             yield
             return
         timer = threading.Timer(self._limit_s, context.cancel)
