@@ -15,7 +15,8 @@ KIND_KEY = "hearth-error"
 
 
 class HearthError(OSError):
-    """Base of all errors of HearthFS; an ``OSError``, so that callers of file-like code need to know nothing new.
+    """Base of all errors of HearthFS; an ``OSError``, so that callers of file-like code need to know nothing new. Kinds
+    that Python has a class for are of that class, too: ``except FileNotFoundError`` catches NotFound.
 
     Attributes:
         errno: what a system call would say.
@@ -38,22 +39,22 @@ class HearthError(OSError):
         return self.message
 
 
-class NotFound(HearthError):
+class NotFound(HearthError, FileNotFoundError):
     number = errno.ENOENT
     code = grpc.StatusCode.NOT_FOUND
 
 
-class Exists(HearthError):
+class Exists(HearthError, FileExistsError):
     number = errno.EEXIST
     code = grpc.StatusCode.ALREADY_EXISTS
 
 
-class NotADirectory(HearthError):
+class NotADirectory(HearthError, NotADirectoryError):
     number = errno.ENOTDIR
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
-class IsADirectory(HearthError):
+class IsADirectory(HearthError, IsADirectoryError):
     number = errno.EISDIR
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -88,12 +89,12 @@ class FileTooBig(HearthError):
     code = grpc.StatusCode.OUT_OF_RANGE
 
 
-class NotPermitted(HearthError):
+class NotPermitted(HearthError, PermissionError):
     number = errno.EPERM
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
-class AccessDenied(HearthError):
+class AccessDenied(HearthError, PermissionError):
     number = errno.EACCES
     code = grpc.StatusCode.PERMISSION_DENIED
 
