@@ -30,7 +30,7 @@ def put_many(change: Change, command: PutMany) -> Reply:
     A name that exists keeps its inode and gets a new version.
 
     Raises:
-        InvalidArgument: columns of different lengths.
+        InvalidArgument: columns of different lengths, an unknown worker.
         Stale, NotADirectory: the directory.
     """
     columns = (command.blocks, command.generations, command.lengths_bytes, command.digests)
@@ -39,6 +39,7 @@ def put_many(change: Change, command: PutMany) -> Reply:
             f"put of {len(command.names)} names with columns of {[len(column) for column in columns]}"
         )
     parent = change.directory(command.parent)
+    blocks.check_worker(change, command.worker_id)
     errnos, numbers, before = [], [], change.count.inodes
     for index, name in enumerate(command.names):
         number = 0
@@ -88,6 +89,7 @@ def _put(change: Change, command: PutMany, parent: Inode, index: int, name: byte
         length_bytes=length_bytes,
         size_bytes=length_bytes,
         digest=command.digests[index],
+        sealed=True,
         worker_id=command.worker_id,
         mtime_ns=change.now_ns,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..common.errors import FileTooBig, InvalidArgument, IsADirectory, NotSupported, Stale
+from ..common.errors import FileTooBig, InvalidArgument, IsADirectory, Stale
 from ..common.types import FILE_MAX_BYTES
 from .change import Change
 from .commands import (
@@ -80,7 +80,7 @@ def publish(change: Change, item: Publication) -> Reply:
 
     Raises:
         Stale: the inode is gone, or the client does not own the working block (any more).
-        IsADirectory, InvalidArgument, FileTooBig, NotSupported.
+        IsADirectory, InvalidArgument, FileTooBig.
     """
     inode = change.inode(item.inode)
     if inode.is_directory:
@@ -92,12 +92,9 @@ def publish(change: Change, item: Publication) -> Reply:
         raise InvalidArgument(f"inode {item.inode}: {item.length_bytes} bytes without a block")
     current = inode.extents[0] if inode.extents else None
     if current is not None and item.block == current.block and item.generation == current.generation:
-        if item.length_bytes != current.length_bytes:
-            raise Stale(f"block {item.block:016x} is published with {current.length_bytes} bytes; it cannot change")
-        return Reply(inode=item.inode, attributes=inode)
-    if item.block and item.sealed is False:
-        raise NotSupported(f"block {item.block:016x} is not sealed; commit it on its worker first")
+        return _publish_again(change, item, inode, current)
     working = take_working(change, item.block, item.generation) if item.block else None
+    check_worker(change, item.worker_id)
     new = replace_content(
         change,
         item.inode,
@@ -107,11 +104,44 @@ def publish(change: Change, item: Publication) -> Reply:
         length_bytes=item.length_bytes,
         size_bytes=item.size_bytes,
         digest=item.digest,
+        sealed=item.sealed,
         worker_id=item.worker_id,
         mtime_ns=item.mtime_ns or change.now_ns,
     )
     change.touch_inode(item.inode, new.parents, content=True)
     return Reply(inode=item.inode, attributes=new)
+
+
+def _publish_again(change: Change, item: Publication, inode: Inode, current: Extent) -> Reply:
+    """The same block: the request came twice, or an unsealed block has grown or was sealed. Raises: Stale."""
+    if item.length_bytes == current.length_bytes and (current.sealed or not item.sealed):
+        return Reply(inode=item.inode, attributes=inode)
+    if current.sealed or not item.length_bytes:
+        raise Stale(f"block {item.block:016x} is sealed with {current.length_bytes} bytes; it cannot change")
+    grown = msgspec.structs.replace(
+        current,
+        length_bytes=item.length_bytes,
+        valid_bytes=item.length_bytes,
+        digest=item.digest,
+        sealed=item.sealed,
+    )
+    new = msgspec.structs.replace(
+        inode,
+        extents=(grown,),
+        size_bytes=item.size_bytes,
+        mtime_ns=item.mtime_ns or change.now_ns,
+        ctime_ns=change.now_ns,
+        version=inode.version + 1,
+    )
+    change.put_inode(item.inode, new)
+    change.touch_inode(item.inode, new.parents, content=True)
+    return Reply(inode=item.inode, attributes=new)
+
+
+def check_worker(change: Change, worker_id: str) -> None:
+    """Raises: InvalidArgument: nobody of that name ever registered. (Empty: the worker it was allocated on.)"""
+    if worker_id and change.find_worker(worker_id) is None:
+        raise InvalidArgument(f"worker {worker_id!r} is not known")
 
 
 def check_sizes(length_bytes: int, size_bytes: int) -> None:
@@ -140,6 +170,7 @@ def replace_content(
     length_bytes: int,
     size_bytes: int,
     digest: int,
+    sealed: bool,
     worker_id: str,
     mtime_ns: int,
 ) -> Inode:
@@ -150,7 +181,7 @@ def replace_content(
         change.delete("working", u64(block))
         if length_bytes:
             holder = worker_id or working.worker_id
-            extents = (Extent(block, working.generation, length_bytes, length_bytes, digest, True, (holder,)),)
+            extents = (Extent(block, working.generation, length_bytes, length_bytes, digest, sealed, (holder,)),)
             change.put("blocks", u64(block), Block(number, working.generation))
             change.put("worker_blocks", of_worker(holder, block), Held(working.generation, change.now_ns))
             change.count.blocks += 1

@@ -133,8 +133,8 @@ class Replicas:
 
 
 Hit = tuple[int, Layout, Extent, int]
-"""A name that is a regular file whose bytes can be read now: inode, its layout, its block (``NO_EXTENT`` if it has none),
-and an index of the worker to read from, see ``Replicas``. (A plain tuple: thousands are made per call.)"""
+"""A name that is a regular file whose bytes can be read now: inode, its layout, its block (``NO_EXTENT`` if it has
+none), and an index of the worker to read from, see ``Replicas``. (A plain tuple: thousands are made per call.)"""
 
 NO_EXTENT = Extent(0, 0, 0, 0, 0, True, ())
 """Of a file without a block: all its bytes, if any, are zeros."""
