@@ -177,7 +177,7 @@ class Cluster:
         kind = name.rstrip("0123456789")
         chosen = {**self._settings.get(kind, {}), **self._settings.get(name, {})}
         own = {f"HEARTH_{kind.upper()}_{key.upper()}": str(value) for key, value in chosen.items()}
-        return {"HEARTH_CONFIG": os.devnull, **self._environment, **own}
+        return {"HEARTH_CONFIG": os.devnull, "PYTHONFAULTHANDLER": "1", **self._environment, **own}
 
     def configure(self, name: str, **settings: object) -> None:
         """Changes settings of one daemon (or add a kind's: "worker"); they hold from its next start."""
@@ -216,8 +216,15 @@ class Cluster:
 
     def term(self, name: str, grace_s: float = 15.0) -> int | None:
         """SIGTERM; returns the exit status. Fails when the daemon does not end in time."""
-        if not self._daemons[name].stop(grace_s):
-            raise AssertionError(f"{name} did not end {grace_s:g} s after SIGTERM\n{self.logs()}")
+        daemon = self._daemons[name]
+        if daemon.running:
+            daemon.signal(signal.SIGTERM)
+            daemon.signal(signal.SIGCONT)
+            if not daemon.wait(grace_s):
+                daemon.signal(signal.SIGABRT)  # faulthandler writes where each thread hangs
+                daemon.wait(1.0)
+                daemon.kill()
+                raise AssertionError(f"{name} did not end {grace_s:g} s after SIGTERM\n{self.logs()}")
         return self.exit_status(name)
 
     def stop(self, name: str) -> None:
@@ -310,13 +317,22 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends all that was started. Mounts go first, while their daemons can still answer."""
+        """Ends all that was started. Mounts go first, while their daemons can still answer.
+
+        Raises:
+            AssertionError: a daemon did not end in time; all are gone all the same.
+        """
+        late = []
         for client in self._clients:
             with contextlib.suppress(HearthError):
                 client.close()
         self._clients.clear()
         for name, daemon in reversed(self._daemons.items()):
-            daemon.close(grace_s=5.0)
+            try:
+                self.term(name)
+            except AssertionError as error:
+                late.append(str(error))
+            daemon.close()
             if name.startswith("mount"):
                 self.unmount(int(name.removeprefix("mount")))
         for path in reversed(self._disk_mounts):
@@ -325,6 +341,8 @@ class Cluster:
         shutil.rmtree(self._sockets, ignore_errors=True)
         if self in OPEN:
             OPEN.remove(self)
+        if late:
+            raise AssertionError("\n".join(late))
 
 
 def _run(*command: str) -> None:
