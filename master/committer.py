@@ -144,8 +144,8 @@ class Committer:
             taken = taken + list(self._queue)
             self._queue.clear()
         error = Unavailable(self._failed)
-        self._call_loop(self._deliver, taken, [error] * len(taken))
         self._call_loop(self._on_fatal, self._failed)
+        self._call_loop(self._deliver, taken, [error] * len(taken))
 
     def _call_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():

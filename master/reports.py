@@ -43,18 +43,20 @@ def compare(
 ) -> Differences:
     """``page`` lists all that the worker has of blocks ``first`` to ``last``, with whether each is still working."""
     result = Differences()
-    listed: dict[int, int] = {}
     held = _held(view, worker_id, first, last)
-    for block, working in page:
-        known = _is_known(view, block, working, held, result)
-        if known:
-            listed[block.block] = block.generation
-        else:
-            result.unknown.append((block.block, block.generation))
-    for number, record in held.items():
-        if listed.get(number) != record.generation and record.since_ns < started_ns - MARGIN_NS:
-            result.removed.append((number, record.generation))
     reported = {block.block for block, _ in page}
+    good: dict[int, int] = {}
+    for block, working in page:
+        if not _is_known(view, block, working):
+            result.unknown.append((block.block, block.generation))
+            continue
+        good[block.block] = block.generation
+        if block.block not in held and _is_replica(view, block):
+            result.added.append(block)
+    for number, record in held.items():
+        missing = number not in reported
+        if good.get(number) != record.generation and not (missing and record.since_ns >= started_ns - MARGIN_NS):
+            result.removed.append((number, record.generation))
     for key, _ in rows(view.reader, "garbage", of_worker(worker_id), of_worker(worker_id, first)):
         number = from_u64(key)
         if number > last:
@@ -64,21 +66,20 @@ def compare(
     return result
 
 
-def _is_known(view: View, block: HeldBlock, working: bool, held: dict[int, Held], result: Differences) -> bool:
+def _is_known(view: View, block: HeldBlock, working: bool) -> bool:
     owned = view.find_working(block.block)
     if owned is not None and owned.generation == block.generation:
         return True
+    return not working and _is_replica(view, block)
+
+
+def _is_replica(view: View, block: HeldBlock) -> bool:
+    """Whether it is, byte for byte, what a file has."""
     found = view.extent_of(block.block, block.generation)
-    if found is None or working:
+    if found is None:
         return False
     extent = found[2]
-    if block.length_bytes != extent.length_bytes or (extent.digest and block.digest != extent.digest):
-        if block.block in held:
-            result.removed.append((block.block, block.generation))
-        return False
-    if block.block not in held:
-        result.added.append(block)
-    return True
+    return block.length_bytes == extent.length_bytes and (not extent.digest or block.digest == extent.digest)
 
 
 def _held(view: View, worker_id: str, first: int, last: int) -> dict[int, Held]:

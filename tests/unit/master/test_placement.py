@@ -1,0 +1,41 @@
+import pytest
+from hearthfs.common.errors import NoSpace
+from hearthfs.master.placement import Candidate, choose
+
+WORKERS = [Candidate("a", "n1", 100), Candidate("b", "n2", 200), Candidate("c", "n3", 300)]
+
+
+def pick(prefer_node="", size_bytes=0, avoid=(), candidates=WORKERS):
+    return choose(candidates, prefer_node=prefer_node, size_bytes=size_bytes, avoid=avoid)
+
+
+def test_the_own_node_comes_first():
+    assert pick("n1") == "a"
+    assert pick("n1", 100) == "a"
+
+
+def test_the_emptiest_is_next():
+    assert pick() == "c"
+    assert pick("n1", 101) == "c"
+    assert pick("elsewhere") == "c"
+
+
+def test_avoided_workers_are_the_last_resort():
+    assert pick("n1", avoid=("a",)) == "c"
+    assert pick("n1", avoid=("a", "c")) == "b"
+    assert pick("n1", avoid=("a", "b", "c")) == "a"
+    assert pick("n1", 250, avoid=("c",)) == "c"
+
+
+def test_full_workers_get_nothing():
+    full = [Candidate("a", "n1", 0), Candidate("b", "n2", 1)]
+    assert pick("n1", candidates=full) == "b"
+    with pytest.raises(NoSpace, match="no worker has 2 bytes free; of 2 the emptiest has 1"):
+        pick("n1", 2, candidates=full)
+    with pytest.raises(NoSpace, match="no worker is alive"):
+        pick(candidates=[])
+
+
+def test_equals_are_chosen_alike():
+    same = [Candidate(name, "n", 5) for name in "abc"]
+    assert pick(candidates=same) == pick(candidates=same[::-1])
