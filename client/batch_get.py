@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..common.errors import HearthError, InvalidArgument, NotFound, Stale, TooBig
+from ..common.errors import BlockCorrupt, BlockMissing, HearthError, InvalidArgument, NotFound, Stale, TooBig
 from ..proto import master_pb2 as pb
 from . import packed_names, paths
 from .batch import Group, byte_view, check_lengths, group
@@ -49,6 +49,8 @@ class _Item:
     """One file on its way into ``view``."""
 
     index: int
+    directory: bytes
+    name: bytes
     version: Version
     view: memoryview
 
@@ -84,14 +86,9 @@ def _located(
     found = _lookup(core, each.directory, each.names, True, deadline)
     wanted = []
     for name, index, version in zip(each.names, each.indexes, found.versions, strict=True):
-        shown = paths.decode(paths.join(each.directory, name))
         try:
             view = byte_view(buffers[index], writable=True)
-            if version is None:
-                raise NotFound(f"{shown!r} does not exist, or none of its replicas is reachable")
-            if version.size_bytes != len(view):
-                raise InvalidArgument(f"{shown!r} has {version.size_bytes} bytes, its buffer {len(view)}")
-            wanted.append(_Item(index, version, view))
+            wanted.append(_Item(index, each.directory, name, _fitting(each.directory, name, version, view), view))
         except HearthError as error:
             results[index] = error
     return wanted
@@ -133,20 +130,27 @@ def _read_group(
 
 def _read_one(core: Core, item: _Item, block: LocalBlock | HearthError | None, deadline: Deadline) -> None:
     """The version that was looked up; when its bytes are gone, the one that took its place meanwhile."""
-    version = item.version
-    deadline.left_s(version.what)
-    opened = OpenVersion(core.reader, version, block if isinstance(block, LocalBlock) else None)
+    deadline.left_s(item.version.what)
+    local = block if isinstance(block, LocalBlock) else None
+    bad = [core.reader.local_worker_id()] if isinstance(block, BlockMissing | BlockCorrupt) else []
     try:
-        opened.read(0, item.view, deadline)
+        OpenVersion(core.reader, item.version, local, bad=bad).read(0, item.view, deadline)
         return
-    except Stale as error:
-        now = core.reader.refresh(version, deadline)
-        if now is None:
-            raise error
-    if now.size_bytes != len(item.view):
-        raise InvalidArgument(f"the file has {now.size_bytes} bytes now, its buffer {len(item.view)}")
-    opened = core.open_version(now, deadline)
+    except (Stale, NotFound):
+        (now,) = _lookup(core, item.directory, [item.name], True, deadline).versions
+    opened = core.open_version(_fitting(item.directory, item.name, now, item.view), deadline)
     try:
         opened.read(0, item.view, deadline)
     finally:
         opened.close()
+
+
+def _fitting(directory: bytes, name: bytes, version: Version | None, view: memoryview) -> Version:
+    """Raises: NotFound, InvalidArgument."""
+    if version is None:
+        shown = paths.decode(paths.join(directory, name))
+        raise NotFound(f"{shown!r} does not exist, or none of its replicas is reachable")
+    if version.size_bytes != len(view):
+        shown = paths.decode(paths.join(directory, name))
+        raise InvalidArgument(f"{shown!r} has {version.size_bytes} bytes, its buffer {len(view)}")
+    return version

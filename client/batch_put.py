@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..common.checksums import CHUNK_BYTES, checksum, pack
-from ..common.errors import HearthError, NotFound, Stale, from_errno
+from ..common.errors import BlockMissing, HearthError, Stale, from_errno
 from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from ..proto import worker_pb2
@@ -18,7 +18,7 @@ from . import packed_names, paths
 from .batch import Group, byte_view, check_lengths, group
 from .core import Core, process_umask
 from .deadline import Deadline
-from .drafts import Allocated, Committed, LocalDraft, committed, create_request, wire_key
+from .drafts import Allocated, Committed, LocalDraft, commit_error, committed, create_request, wire_key
 from .local_socket import MAX_BLOCKS
 from .paths import Path
 from .writer import PLACES, Full
@@ -96,6 +96,7 @@ class _Batch:
         self._core = core
         self._options = options
         self._deadline = deadline
+        self._step = deadline
         self._results = results
 
     def put(self, items: list[_Item]) -> None:
@@ -104,7 +105,9 @@ class _Batch:
         avoid: list[str] = []
         left = items
         for attempt in range(1, PLACES + 1):
-            failed = self._write_all(left, avoid, last=attempt == PLACES)
+            last = attempt == PLACES
+            self._step = self._deadline if last else self._deadline.part(0.5, 5.0)
+            failed = self._write_all(left, avoid, last=last)
             failed += self._publish([item for item in left if item not in failed and not self._results[item.index]])
             left = failed
             if not left:
@@ -129,7 +132,7 @@ class _Batch:
             self._core.writer.discard([place.key for (_, place), error in zip(pairs, errors, strict=True) if error])
             for (item, _), problem in zip(pairs, errors, strict=True):
                 self._results[item.index] = problem
-                if isinstance(problem, (*Full, NotFound)) and not last:
+                if isinstance(problem, (*Full, BlockMissing)) and not last:
                     failed.append(item)
                     if worker_id not in avoid:
                         avoid.append(worker_id)
@@ -166,7 +169,7 @@ class _Batch:
         drafts: list[LocalDraft | None] = [None] * len(pairs)
         try:
             request = create_request([place.key for _, place in pairs])
-            with self._core.workers.local_call(request, self._deadline) as reply:
+            with self._core.workers.local_call(request, self._step.part(0.5, 2.0)) as reply:
                 for position, (_, place) in enumerate(pairs):
                     errors[position] = reply.error(position)
                     if errors[position] is None:
@@ -185,9 +188,9 @@ class _Batch:
     def _write(self, view: memoryview, place: Allocated, draft: LocalDraft | None) -> bytes:
         """Returns the packed checksums, computed from the caller's memory."""
         if draft is None:
-            self._core.workers.write(place.worker, place.key, 0, view, self._deadline)
+            self._core.workers.write(place.worker, place.key, 0, view, self._step)
             return pack([checksum(view[at : at + CHUNK_BYTES]) for at in range(0, len(view), CHUNK_BYTES)])
-        draft.write(0, view, self._deadline)
+        draft.write(0, view, self._step)
         return draft.packed()
 
     def _commit(
@@ -213,10 +216,10 @@ class _Batch:
             )
         )
         try:
-            with self._core.workers.persist(pairs[0][1].worker, request, self._deadline) as reply:
+            with self._core.workers.persist(pairs[0][1].worker, request, self._step) as reply:
                 for order, position in enumerate(positions):
                     item, place = pairs[position]
-                    errors[position] = reply.error(order)
+                    errors[position] = commit_error(reply, order, place)
                     if errors[position] is None:
                         item.block = committed(place, len(item.view), packed[position], reply.message.blocks[order])
         except HearthError as error:

@@ -27,8 +27,8 @@ def check_process(pid: int) -> None:
     """
     if os.getpid() != pid:
         raise NotSupported(
-            f"this client belongs to process {pid} and was carried into {os.getpid()} by fork; "
-            "make a Client in the child, and start children with `spawn` or `forkserver`"
+            f"this client belongs to process {pid} and was carried into process {os.getpid()} by fork; "
+            "make a new Client in the child"
         )
 
 

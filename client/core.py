@@ -51,7 +51,7 @@ class Core:
         for worker in self.reader.candidates(version) if version.key is not None else ():
             lease = ReadLease(self.workers, self.keeper, worker, version)
             try:
-                lease.take(deadline)
+                lease.take(deadline.part(0.3, 2.0))
                 return OpenVersion(self.reader, version, hold=lease)
             except HearthError as error:
                 log.info("no-lease", block=str(version.key), worker=worker.worker_id, reason=error.message)

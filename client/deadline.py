@@ -17,6 +17,12 @@ class Deadline:
     def elapsed_s(self) -> float:
         return self._clock.monotonic_s() - self._start
 
+    def part(self, share: float, least_s: float) -> Deadline:
+        """A nearer end for one step of the call, so that a peer that hangs leaves time for another: ``share`` of what
+        is left, or ``least_s`` where that is more; never beyond this end."""
+        left = max(0.0, self.timeout_s - self.elapsed_s())
+        return Deadline(min(left, max(left * share, least_s)), self._clock)
+
     def left_s(self, what: str) -> float:
         """Seconds that are left, more than 0.
 

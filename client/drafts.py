@@ -16,12 +16,13 @@ from typing import Protocol
 
 from ..common import checksums
 from ..common.checksums import CHUNK_BYTES, Accumulator
-from ..common.errors import HearthError, NoSpace, NotSupported, Unavailable
+from ..common.errors import BlockMissing, HearthError, NoSpace, NotFound, NotSupported, Unavailable
 from ..common.types import BlockKey
 from ..proto import worker_pb2 as pb
 from ..proto.master_pb2 import BlockKey as WireKey
 from .deadline import Deadline
 from .layout import Replica
+from .local_socket import LocalReply
 from .workers import Workers
 
 PIECE_BYTES = 8 * CHUNK_BYTES
@@ -256,14 +257,21 @@ def commit(
     """Tells the worker that the block is complete. ``packed`` empty: it computes the checksums.
 
     Raises:
-        Unavailable, DeadlineExceeded, NoSpace; NotFound: the worker has no such working block any more.
+        Unavailable, DeadlineExceeded, NoSpace; BlockMissing: the worker has no such working block any more.
     """
     item = pb.CommitItem(key=wire_key(place.key), length_bytes=length_bytes, checksums=packed)
     request = pb.ControlRequest(commit=pb.CommitBlocks(items=[item], sync=sync))
     with workers.persist(place.worker, request, deadline) as reply:
-        if error := reply.error(0):
+        if error := commit_error(reply, 0, place):
             raise error
         return committed(place, length_bytes, packed, reply.message.blocks[0] if reply.message.blocks else None)
+
+
+def commit_error(reply: LocalReply, index: int, place: Allocated) -> HearthError | None:
+    error = reply.error(index)
+    if isinstance(error, NotFound):
+        return BlockMissing(f"worker {place.worker.worker_id} has lost block {place.key}, which was being written")
+    return error
 
 
 def committed(place: Allocated, length_bytes: int, packed: bytes, file: pb.BlockFile | None) -> Committed:

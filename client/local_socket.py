@@ -39,6 +39,9 @@ MAX_MESSAGE_BYTES = 1 << 20
 """Checksums of 128 GiB. What is bigger, or bigger than the kernel's socket buffer, goes by gRPC."""
 ABSENT_S = 0.5
 """A worker that refused a connection is not asked again for so long."""
+HUNG_S = 5.0
+"""Nor one that was silent for seconds."""
+HUNG_AFTER_S = 1.0
 
 Ancillary = list[tuple[int, int, bytes]]
 ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_BLOCKS * array.array("i").itemsize)
@@ -182,7 +185,10 @@ class LocalWorker:
             DeadlineExceeded, Busy: no answer, or no free connection, within ``timeout_s``.
             TooBig: the request or the reply does not fit the socket; use gRPC.
         """
-        deadline = self._clock.monotonic_s() + timeout_s
+        start = self._clock.monotonic_s()
+        deadline = start + timeout_s
+        if start < self._absent_until:
+            raise Unavailable(f"no worker answered at {self.path} just now")
         if not self._slots.acquire(timeout=max(0.0, timeout_s)):
             raise Busy(f"all connections to the local worker at {self.path} were busy for {timeout_s:.1f} s")
         try:
@@ -194,8 +200,9 @@ class LocalWorker:
                     connection.close()
                     if not reused:
                         raise
-                except BaseException:
+                except BaseException as error:
                     connection.close()
+                    self._note_hung(start, error)
                     raise
                 else:
                     self._check_in(connection)
@@ -203,6 +210,11 @@ class LocalWorker:
             raise AssertionError("unreachable")
         finally:
             self._slots.release()
+
+    def _note_hung(self, start: float, error: BaseException) -> None:
+        now = self._clock.monotonic_s()
+        if isinstance(error, DeadlineExceeded) and now - start >= HUNG_AFTER_S:
+            self._absent_until = now + HUNG_S
 
     def _checkout(self, deadline: float, reuse: bool) -> socket.socket:
         with self._lock:
@@ -224,9 +236,7 @@ class LocalWorker:
         connection.close()
 
     def _connect(self, deadline: float) -> socket.socket:
-        now = self._clock.monotonic_s()
-        if now < self._absent_until:
-            raise Unavailable(f"no worker listened at {self.path} just now")
+        start = self._clock.monotonic_s()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
@@ -242,6 +252,7 @@ class LocalWorker:
             connection.close()
             if isinstance(error, Unavailable):
                 self._absent_until = self._clock.monotonic_s() + ABSENT_S
+            self._note_hung(start, error)
             raise
         return connection
 

@@ -6,6 +6,7 @@ Small reads share the chunk that was read and verified last; whole chunks go str
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Protocol
 
 from ..common.checksums import CHUNK_BYTES
@@ -24,16 +25,22 @@ _ZEROS = memoryview(bytes(CHUNK_BYTES))
 
 class OpenVersion:
     """Thread-safe. ``hold`` keeps the version's bytes, whatever becomes of the name: the local descriptor itself, or a
-    lease at another worker. ``close`` closes it; without one the bytes may go at any time."""
+    lease at another worker. ``close`` closes it; without one the bytes may go at any time. ``bad``: workers whose
+    replica is known to be of no use."""
 
     def __init__(
-        self, reader: Reader, version: Version, local: LocalBlock | None = None, hold: Hold | None = None
+        self,
+        reader: Reader,
+        version: Version,
+        local: LocalBlock | None = None,
+        hold: Hold | None = None,
+        bad: Iterable[str] = (),
     ) -> None:
         self._reader = reader
         self._version = version
         self._local = local
         self._hold = hold
-        self._bad: set[str] = set()
+        self._bad = set(bad)
         self._cache = bytearray()
         self._cache_start = -1
         self._cache_lock = threading.Lock()

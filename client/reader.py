@@ -93,7 +93,8 @@ class Reader:
         """
         assert len(versions) <= MAX_BLOCKS
         keys = [_key(version) for version in versions]
-        with self._workers.local_call(pb.ControlRequest(open=pb.OpenBlocks(blocks=keys)), deadline) as reply:
+        request = pb.ControlRequest(open=pb.OpenBlocks(blocks=keys))
+        with self._workers.local_call(request, deadline.part(0.3, 2.0)) as reply:
             return [self._opened(reply, index, version) for index, version in enumerate(versions)]
 
     def _opened(self, reply: LocalReply, index: int, version: Version) -> LocalBlock | HearthError:

@@ -86,9 +86,9 @@ class Writer:
             is_here = source is not None and any(each.worker_id == local_id for each in source.replicas)
             if source is not None and source.key is not None and source.valid_bytes and is_here:
                 return self._open_local(place, create_request([place.key], source.key, source.valid_bytes), deadline)
-            draft = self._open_local(place, create_request([place.key]), deadline)
+            draft = self._open_local(place, create_request([place.key]), deadline.part(0.3, 2.0))
         else:
-            with self._workers.control(place.worker, create_request([place.key]), deadline) as reply:
+            with self._workers.control(place.worker, create_request([place.key]), deadline.part(0.3, 2.0)) as reply:
                 if error := reply.error(0):
                     raise error
             draft = SpoolDraft(place, self._workers) if random_access else StreamDraft(place, self._workers)

@@ -158,8 +158,12 @@ if child == 0:
     try:
         client.stat("/")
     except NotSupported as error:
-        os._exit(7 if "spawn" in str(error) else 8)
-    os._exit(9)
+        pass
+    else:
+        os._exit(8)
+    with Client(sys.argv[1]) as fresh:
+        assert fresh.read_bytes("/forked") == b"x"
+    os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert file.read() == b"x"
 assert client.read_bytes("/forked") == b"x"
