@@ -18,7 +18,7 @@ from .disk import Disk, OpenBlock, Space, real_bytes
 from .index import BlockRecord
 from .reports import Changes, Report
 
-log = get_logger("worker.blocks")
+log = get_logger("hearthfs.worker.blocks")
 
 
 class Catalog:

@@ -28,7 +28,7 @@ Pace = Literal["quick", "disk", "network"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-log = get_logger("worker.control")
+log = get_logger("hearthfs.worker.control")
 
 
 @dataclass(frozen=True)

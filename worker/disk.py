@@ -41,7 +41,7 @@ UNKNOWN_BYTES = 1 << 60
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(\d{1,10})")
 
-log = get_logger("worker.disk")
+log = get_logger("hearthfs.worker.disk")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ MAX_TRANSFERS = 8
 PIECE_TIMEOUT_S = 20.0
 """A source that does not send one piece in this time is given up, the next one is asked."""
 
-log = get_logger("worker.fetch")
+log = get_logger("hearthfs.worker.fetch")
 
 
 class Fetcher:

@@ -30,7 +30,7 @@ PAGE = 4096
 _TABLE = b"blocks"
 _STATE = "state"  # beside the database: "<schema> <boot id>" while in use, "<schema> clean" after an orderly end
 
-log = get_logger("worker.index")
+log = get_logger("hearthfs.worker.index")
 
 
 class BlockRecord(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ SEND_BUFFER_BYTES = 4 << 20
 SEND_TIMEOUT_S = 10
 _SO_PEERGROUPS = 59
 
-log = get_logger("worker.socket")
+log = get_logger("hearthfs.worker.socket")
 
 
 class LocalSocket:

@@ -13,7 +13,7 @@ from .. import __version__
 from ..common.clock import SystemClock
 from ..common.errors import SettingsError, WrongCluster
 from ..common.notify import notify
-from ..common.telemetry import Health, TelemetryServer, get_logger
+from ..common.telemetry import Health, TelemetryServer, configure_logging, get_logger
 from ..common.types import PROTOCOL
 from ..proto import master_pb2, worker_pb2
 from .block_store import BlockStore
@@ -33,7 +33,7 @@ from .settings import WorkerSettings
 STOP_GRACE_S = 3.0
 SWEEP_S = 1.0
 
-log = get_logger("worker")
+log = get_logger("hearthfs.worker")
 
 
 class Worker:
@@ -147,6 +147,7 @@ def serve(settings: WorkerSettings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    configure_logging(settings.log_level, settings.log_format)
     _allow_many_files()
     worker = Worker(settings)
     worker.start()

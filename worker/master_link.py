@@ -35,7 +35,7 @@ DELETE_SLICE_S = 0.5
 
 Reply = TypeVar("Reply")
 
-log = get_logger("worker.master")
+log = get_logger("hearthfs.worker.master")
 
 
 class MasterLink:

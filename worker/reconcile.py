@@ -15,7 +15,7 @@ from ..common.types import BlockKey
 from .block_store import BlockStore
 from .disk import Disk, real_bytes
 
-log = get_logger("worker.reconcile")
+log = get_logger("hearthfs.worker.reconcile")
 
 
 def reconcile(store: BlockStore, stopping: Callable[[], bool]) -> None:

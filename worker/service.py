@@ -34,7 +34,7 @@ from .leases import Leases
 from .messages import disk_messages, report_message
 from .metrics import Metrics
 
-log = get_logger("worker.service")
+log = get_logger("hearthfs.worker.service")
 
 
 class BlockStreams:
@@ -228,6 +228,7 @@ class GrpcDoor:
     def __init__(self, listen: str, threads: int, call_limit_s: float) -> None:
         _probe(listen)
         # Beyond twice the threads a call is refused at once: a bounded queue.
+        self._started = False
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc")
         self._server = grpc.server(
             self._pool,
@@ -244,8 +245,11 @@ class GrpcDoor:
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self._server)
         self._server.add_generic_rpc_handlers((data_stream.handlers(streams.read, streams.write),))
         self._server.start()
+        self._started = True
 
     def stop(self, grace_s: float) -> None:
+        if not self._started:
+            self._server.start()  # gRPC gives back the port of a server that never started only so
         self._server.stop(grace_s).wait(grace_s + 2)
         self._pool.shutdown(wait=False, cancel_futures=True)
 

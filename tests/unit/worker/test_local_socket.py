@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -302,7 +303,7 @@ def test_a_stranger_is_turned_away(server):
         "except (BrokenPipeError, ConnectionResetError):\n"
         "    pass\n"
     )
-    command = [getattr(sys, "_base_executable", sys.executable), "-I", "-c", script, str(server.path)]
+    command = [shutil.which("python3", path="/usr/bin:/bin") or sys.executable, "-I", "-c", script, str(server.path)]
     ended = subprocess.run(
         command, user=12345, group=12345, extra_groups=[], timeout=20, capture_output=True, cwd="/", check=False
     )
