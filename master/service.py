@@ -356,5 +356,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
             digest=row.digest,
             workers=row.workers,
             session_id=client.session_id if client else 0,
+            client_id=row.client_id if client else 0,
         )
         return master_pb2.DumpRecord(block=block)

@@ -1688,6 +1688,7 @@ class DumpBlock(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
+    CLIENT_ID_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
     inode: builtins.int
@@ -1695,7 +1696,9 @@ class DumpBlock(google.protobuf.message.Message):
     length_bytes: builtins.int
     digest: builtins.int
     session_id: builtins.int
-    """of a working block"""
+    """of a working block; 0 while its client is between two sessions"""
+    client_id: builtins.int
+    """of a working block, 0 when nobody knows that client any more"""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -1708,8 +1711,9 @@ class DumpBlock(google.protobuf.message.Message):
         digest: builtins.int = ...,
         workers: collections.abc.Iterable[builtins.str] | None = ...,
         session_id: builtins.int = ...,
+        client_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "inode", b"inode", "length_bytes", b"length_bytes", "session_id", b"session_id", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "client_id", b"client_id", "digest", b"digest", "generation", b"generation", "inode", b"inode", "length_bytes", b"length_bytes", "session_id", b"session_id", "workers", b"workers"]) -> None: ...
 
 global___DumpBlock = DumpBlock
 

@@ -32,7 +32,7 @@ class Cluster:
         self.inodes[LINK].symlink_target = b"weights"
         self.blocks = [
             pb.DumpBlock(block=BLOCK, generation=7, inode=FILE, length_bytes=100, digest=99, workers=["w1", "w2"]),
-            pb.DumpBlock(block=WORKING, generation=1, session_id=5, workers=["w1"]),
+            pb.DumpBlock(block=WORKING, generation=1, session_id=5, client_id=6, workers=["w1"]),
         ]
         self.reports: dict[str, list[pb.BlockReport] | None] = {
             "w1": [report(), pb.BlockReport(block=WORKING, generation=1, working=True)],
@@ -201,9 +201,14 @@ def test_a_block_of_a_file_that_does_not_exist(cluster):
     assert ("error", "orphan") in cluster.findings()
 
 
-def test_a_working_block_of_no_session(cluster):
-    cluster.blocks[1].session_id = 0
+def test_a_working_block_of_no_client(cluster):
+    cluster.blocks[1].client_id = 0
     assert cluster.findings() == [("error", "orphan")]
+
+
+def test_a_client_between_two_sessions_keeps_its_working_block(cluster):
+    cluster.blocks[1].session_id = 0
+    assert cluster.findings() == []
 
 
 def test_a_block_without_replica_is_a_warning(cluster):
