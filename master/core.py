@@ -11,7 +11,7 @@ from ..common.clock import Clock
 from ..common.errors import InvalidArgument, StaleEpoch, StaleSession
 from ..common.telemetry import get_logger
 from . import machine, records
-from .commands import AnyCommand, BeginEpoch, EndSessions, RegisterSession, Request
+from .commands import AnyCommand, BeginEpoch, EndSessions, Mkdir, RegisterSession, Request
 from .committer import Applied, Committer, Job
 from .membership import Member, Membership
 from .records import Cluster
@@ -157,9 +157,18 @@ class Core:
             if not isinstance(outcome, machine.Outcome):
                 result.append(None)
                 continue
+            self._grant_new_directory(request, outcome)
             debts = self.watches.invalidate(outcome.touched, request.session_id) if outcome.touched else []
             result.append(Committed(outcome, debts))
         return result
+
+    def _grant_new_directory(self, request: Request, outcome: machine.Outcome) -> None:
+        """Whoever makes a directory knows that it is empty, until it is told otherwise: nobody else can have found the
+        directory before this commit, and what later commits change in it comes after this."""
+        session = self.sessions.find(request.session_id)
+        made = outcome.result.inode if isinstance(outcome.result, records.Reply) else 0
+        if session is not None and made and isinstance(request.command, Mkdir) and not outcome.replayed:
+            self.sessions.grant(session, made)
 
     def _end_sessions(self, session_ids: tuple[int, ...]) -> None:
         """Sessions that ended by themselves leave the tables too, without anybody waiting for it."""

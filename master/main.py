@@ -43,6 +43,7 @@ class MasterServer:
         self._upkeep: Upkeep | None = None
         self.core: Core | None = None
         self.port = 0
+        self._started = False
         self._ended = asyncio.Event()
         self._failure = ""
 
@@ -67,6 +68,7 @@ class MasterServer:
             self._upkeep = Upkeep(core)
             master_pb2_grpc.add_MasterServicer_to_server(MasterService(core, workers), self._server)
             await self._server.start()
+            self._started = True
             self._upkeep.start()
         except BaseException:
             await self.stop()
@@ -122,6 +124,9 @@ class MasterServer:
             core.watches.close()
         if self._upkeep is not None:
             await self._upkeep.stop()
+        if self.port and not self._started:
+            self._started = True
+            await self._server.start()  # a gRPC server that never ran does not give its port back
         await self._server.stop(self._settings.stop_grace_s)
         if core is not None:
             await asyncio.to_thread(core.committer.close, self._settings.stop_grace_s)
