@@ -76,7 +76,10 @@ def make_model(directory: Path | str, config: Any, seed: int = SEED) -> Path:
                 gain = 1.6  # peaked attention: single positions matter
             elif "o_proj" in name or "v_proj" in name:
                 gain = 1.4
-            deviation = 1.0 if "embed_tokens" in name else gain * weight.shape[1] ** -0.5
+            deviation = gain * weight.shape[1] ** -0.5
+            if "embed_tokens" in name:
+                # Where the embedding is the output layer, too, a loud one makes every token predict itself.
+                deviation = 0.08 * weight.shape[1] ** -0.5 if config.tie_word_embeddings else 1.0
             weight.normal_(0.0, deviation)
     model.save_pretrained(directory)
     mark.write_text(recipe)

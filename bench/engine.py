@@ -185,6 +185,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",  # enforce_eager leaves some helpers compiled: half a minute at the first prompt
 }
 
 

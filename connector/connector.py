@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from .manager import HearthManager
 from .offload_spec import engine, make_notices
 from .report import HearthWorkerReport
+from .scheduler_state import offer_again
 from .settings import SPEC_DEFAULTS, read_extra_config
 from .transfer import HearthWorker
 
@@ -72,6 +73,7 @@ class HearthConnector(OffloadingConnector):  # type: ignore[misc]
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, HearthWorkerReport):
             self._manager.take_report(report)
+        offer_again(self.scheduler, connector_output.failed_recving)
         super().update_connector_output(connector_output)
 
     # Worker side
