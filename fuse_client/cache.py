@@ -7,6 +7,8 @@ Laws:
   inode moved since, the answer may be used once but is not remembered (``fresh`` is false, kernel timeout 0).
 - Replies to our own mutations are newer than any invalidation that other mounts' changes sent before; of two replies
   about one inode the one with the later ctime stays.
+- A directory is *complete* when every name in it is known: what is not known does not exist. One that we made is so from
+  the start (the master gives us the grant with it), one that we listed wholly too, until a name of it gets lost here.
 - Names and attributes that a mutation made are remembered only below a directory on which we hold a grant: a read of it
   gave us one, and it lasts as long as the session.
 
@@ -15,6 +17,7 @@ Counters are kept in a fixed number of slots: two inodes in one slot only make u
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 
 from ..proto import common_pb2 as common
@@ -34,6 +37,7 @@ class MetadataCache:
         self._entries: dict[int, common.Entry] = {}
         self._xattrs: dict[int, Mapping[bytes, bytes]] = {}
         self._granted: dict[int, None] = {}
+        self._complete: dict[int, None] = {}
         self._sequence = 0
         self._moved = [0] * SLOTS  # by anybody
         self._moved_elsewhere = [0] * SLOTS  # by other clients
@@ -61,7 +65,8 @@ class MetadataCache:
         """The inode of a name, ``NEGATIVE`` when it is known not to exist, None when nothing is known."""
         if not self._lease.remaining_s():
             return None
-        return self._names.get(directory, {}).get(name)
+        found = self._names.get(directory, {}).get(name)
+        return NEGATIVE if found is None and directory in self._complete else found
 
     def entry(self, inode: int) -> common.Entry | None:
         found = self._entries.get(inode) if self._lease.remaining_s() else None
@@ -102,12 +107,22 @@ class MetadataCache:
         if self.fresh(token, inode) and inode in self._entries:
             self._put_bounded(self._xattrs, inode, xattrs)
 
+    def read_all_names(self, token: int, directory: int, names: Mapping[bytes, int]) -> None:
+        """A whole listing, not a part of one."""
+        self._grant(token, directory)
+        if not self.fresh(token, directory):
+            return
+        self._name_count -= len(self._names.pop(directory, {}))
+        self._put_bounded(self._complete, directory, None)
+        for name, inode in names.items():
+            self._put_name(directory, name, inode)
+
     # -- remembering what we did
 
     def made(self, token: int, directory: int, name: bytes, entry: common.Entry, *, new: bool = False) -> bool:
         """Our mutation made this name; ``new``: and its inode, just now. Whether it could be remembered."""
         inode = entry.attributes.inode
-        self.changed(directory)
+        self._directory_changed(token, directory, entry, new=new)
         self._moves(inode, elsewhere=False)
         if not (directory in self._granted and self.undisturbed(token, directory, inode)):
             self._drop_name(directory, name)
@@ -117,7 +132,25 @@ class MetadataCache:
         self._put_newer(entry)
         if new:
             self._put_bounded(self._xattrs, inode, {})
+            if stat.S_ISDIR(entry.attributes.mode):
+                self._put_bounded(self._granted, inode, None)
+                self._put_bounded(self._complete, inode, None)
         return True
+
+    def _directory_changed(self, token: int, directory: int, entry: common.Entry, *, new: bool) -> None:
+        """The directory of a name that we made: its times are those of the inode that came with it."""
+        known = self._entries.get(directory)
+        self._moves(directory, elsewhere=False)
+        if known is None or not self.undisturbed(token, directory):
+            self._drop_inode(directory)
+            return
+        changed = common.Entry()
+        changed.CopyFrom(known)
+        attributes = changed.attributes
+        # Of two mutations of ours the one whose reply comes last may be the earlier one.
+        attributes.mtime_ns = attributes.ctime_ns = max(attributes.ctime_ns, entry.attributes.ctime_ns)
+        attributes.nlink += new and stat.S_ISDIR(entry.attributes.mode)
+        self._entries[directory] = changed
 
     def unmade(self, token: int, directory: int, name: bytes, inode: int = 0) -> None:
         """Our mutation removed this name, which stood for ``inode`` (0: not known which)."""
@@ -126,7 +159,10 @@ class MetadataCache:
         if inode:
             self.changed(inode)
         if directory in self._granted and self.undisturbed(token, directory):
-            self._put_name(directory, name, NEGATIVE)
+            if directory in self._complete:
+                self._forget(directory, name)
+            else:
+                self._put_name(directory, name, NEGATIVE)
         else:
             self._drop_name(directory, name)
 
@@ -161,6 +197,7 @@ class MetadataCache:
             if event.name:
                 self._drop_name(event.directory, event.name)
             else:
+                self._complete.pop(event.directory, None)
                 self._name_count -= len(self._names.pop(event.directory, {}))
         if event.inode:
             self._moves(event.inode, elsewhere=True)
@@ -176,6 +213,7 @@ class MetadataCache:
         self._entries.clear()
         self._xattrs.clear()
         self._granted.clear()
+        self._complete.clear()
 
     def __len__(self) -> int:
         return self._name_count + len(self._entries)
@@ -219,6 +257,10 @@ class MetadataCache:
         self._drop_name(directory, next(iter(self._names[directory])))
 
     def _drop_name(self, directory: int, name: bytes) -> None:
+        self._complete.pop(directory, None)
+        self._forget(directory, name)
+
+    def _forget(self, directory: int, name: bytes) -> None:
         names = self._names.get(directory)
         if names is not None and names.pop(name, None) is not None:
             self._name_count -= 1

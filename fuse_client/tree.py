@@ -26,6 +26,10 @@ log = get_logger(__name__)
 BLOCK_SIZE_BYTES = 256 << 10
 """What programs are told to read and write at one time."""
 
+MISSES_TO_LIST = 16
+MISSES_KEPT = 1000
+SMALL_DIRECTORY = 4000
+
 FileNode = Node[Content]
 
 
@@ -35,6 +39,7 @@ class Tree:
         self.cache = cache
         self.notifier = notifier
         self.table: InodeTable[Content] = InodeTable()
+        self._misses: dict[int, int] = {}
 
     # -- nodes and their entries
 
@@ -104,11 +109,31 @@ class Tree:
                 entry = await self.link.read("Lookup", pb.LookupRequest(parent=directory, name=name))
             except NotFound:
                 self.cache.read_name(token, directory, name, NEGATIVE)
+                await self._missed(directory)
                 return None
             assert entry is not None
             self.cache.read_name(token, directory, name, entry.attributes.inode)
             self.cache.read_entry(token, entry, directory)
         return self.node_for(entry)
+
+    async def _missed(self, directory: int) -> None:
+        """After some names that did not exist a small directory is read as a whole: the next ones cost no call."""
+        misses = self._misses.pop(directory, 0) + 1
+        self._misses[directory] = misses
+        while len(self._misses) > MISSES_KEPT:
+            del self._misses[next(iter(self._misses))]
+        if misses % MISSES_TO_LIST:
+            return
+        token = self.cache.token()
+        request = pb.ReaddirRequest(inode=directory, limit=SMALL_DIRECTORY)
+        try:
+            reply = await self.link.read("Readdir", request)
+        except HearthError:
+            return
+        if reply.end:
+            self.cache.read_all_names(token, directory, {item.name: item.inode for item in reply.entries})
+        else:
+            self._misses[directory] = 1 - MISSES_TO_LIST * 1000  # big: not again soon
 
     # -- replies; no await between these and the reply
 

@@ -166,9 +166,9 @@ class Core:
         """Whoever makes a directory knows that it is empty, until it is told otherwise: nobody else can have found the
         directory before this commit, and what later commits change in it comes after this."""
         session = self.sessions.find(request.session_id)
-        made = outcome.result.inode if isinstance(outcome.result, records.Reply) else 0
-        if session is not None and made and isinstance(request.command, Mkdir) and not outcome.replayed:
-            self.sessions.grant(session, made)
+        made = isinstance(request.command, Mkdir) and not outcome.result.error and not outcome.replayed
+        if session is not None and made:
+            self.sessions.grant(session, outcome.result.reply.inode)
 
     def _end_sessions(self, session_ids: tuple[int, ...]) -> None:
         """Sessions that ended by themselves leave the tables too, without anybody waiting for it."""

@@ -136,3 +136,47 @@ def test_memory_is_bounded() -> None:
         known.read_xattrs(token, 100 + number, {})
     assert len(known) <= 20
     assert known.find(D, b"99") == 199
+
+
+def directory_entry(inode: int, **fields: int) -> common.Entry:
+    return common.Entry(attributes=common.Attributes(inode=inode, mode=0o040755, **fields))
+
+
+def test_directory_that_we_made_is_known_to_be_empty() -> None:
+    known, _ = cache()
+    known.read_name(known.token(), D, b"x", NEGATIVE)
+    assert known.made(known.token(), D, b"new", directory_entry(E), new=True)
+    assert known.find(E, b"anything") == NEGATIVE
+    assert known.made(known.token(), E, b"f", entry(F), new=True)
+    assert known.find(E, b"f") == F
+    known.unmade(known.token(), E, b"f")
+    assert known.find(E, b"f") == NEGATIVE
+    known.invalidate(pb.Invalidation(directory=E, name=b"other"))
+    assert known.find(E, b"other") is None
+
+
+def test_whole_listing_answers_for_names_that_do_not_exist() -> None:
+    known, _ = cache()
+    known.read_all_names(known.token(), D, {b"a": F})
+    assert known.find(D, b"a") == F
+    assert known.find(D, b"b") == NEGATIVE
+    token = known.token()
+    known.invalidate(pb.Invalidation(directory=D))
+    assert known.find(D, b"b") is None
+    known.read_all_names(token, D, {b"a": F})
+    assert known.find(D, b"b") is None
+
+
+def test_directory_that_lost_a_name_to_the_limit_is_not_complete() -> None:
+    known, _ = cache(limit=10)
+    known.read_all_names(known.token(), D, {b"%d" % number: 100 + number for number in range(11)})
+    assert known.find(D, b"0") is None
+
+
+def test_directory_gets_the_time_of_what_was_made_in_it() -> None:
+    known, _ = cache()
+    known.read_entry(known.token(), directory_entry(D, nlink=2, ctime_ns=5, mtime_ns=5))
+    known.made(known.token(), D, b"d", directory_entry(E, ctime_ns=9), new=True)
+    changed = known.entry(D)
+    assert changed is not None
+    assert (changed.attributes.mtime_ns, changed.attributes.ctime_ns, changed.attributes.nlink) == (9, 9, 3)
