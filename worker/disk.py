@@ -161,10 +161,7 @@ class Disk:
         self._bad_fd = self._open_directory("bad", self._root_fd)
         self.index = Index(self.path / INDEX, boot_id)
         self.counted = not self.index.rebuilt or not os.listdir(self._shards_fd)
-        for _, record in self.index.records():
-            if record is not None:
-                self._block_bytes += record.disk_bytes
-                self._blocks += 1
+        self._blocks, self._block_bytes = self.index.blocks, self.index.disk_bytes
 
     def _open_directory(self, name: str, dir_fd: int) -> int:
         return self.calls.open("open-directory", name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)

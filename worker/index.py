@@ -20,7 +20,7 @@ import lmdb
 import msgspec
 import xxhash
 
-from ..common.errors import NewerFormat
+from ..common.errors import DataDamaged, NewerFormat
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 
@@ -28,6 +28,7 @@ MAP_BYTES = 64 << 30  # address space, not disk: 1 KiB for each of 64 million bl
 SCHEMA = 1
 PAGE = 4096
 _TABLE = b"blocks"
+_KEY_BYTES = 12
 _STATE = "state"  # beside the database: "<schema> <boot id>" while in use, "<schema> clean" after an orderly end
 
 log = get_logger("hearthfs.worker.index")
@@ -81,6 +82,7 @@ class Index:
 
     Attributes:
         rebuilt: the index was lost, damaged or not to be trusted, and starts empty.
+        blocks, disk_bytes: how many records were there at the start, and what their files take together.
 
     Raises:
         OSError: the disk does not work.
@@ -110,12 +112,33 @@ class Index:
         )
         try:
             self._table = self._environment.open_db(_TABLE)
-            with self._environment.begin() as transaction:
-                transaction.stat(self._table)
+            self.blocks, self.disk_bytes = self._walk()
         except lmdb.Error:
             self._environment.close()
             raise
         self._write_state(self._boot_id)
+
+    def _walk(self) -> tuple[int, int]:
+        """Visits every record, so that a damaged page is found now and not in the middle of a report.
+
+        Raises:
+            lmdb.Error.
+        """
+        blocks = disk_bytes = seen = 0
+        last = b""
+        with self._environment.begin(db=self._table) as transaction, transaction.cursor() as cursor:
+            for packed, value in cursor:
+                seen += 1
+                if len(packed) != _KEY_BYTES or packed <= last:
+                    raise lmdb.CorruptedError("keys are not in order")
+                last = packed
+                record = _unseal(packed, value)
+                if record is not None:
+                    blocks += 1
+                    disk_bytes += record.disk_bytes
+            if seen != transaction.stat(self._table)["entries"]:
+                raise lmdb.CorruptedError("records are missing")
+        return blocks, disk_bytes
 
     def _write_state(self, word: str) -> None:
         temporary = self._directory / (_STATE + ".new")
@@ -161,15 +184,24 @@ class Index:
 
     def page(self, after: BlockKey | None, limit: int) -> list[tuple[BlockKey, BlockRecord | None]]:
         """Up to ``limit`` records in ascending order of key, from the first one above ``after``. A damaged value
-        comes as None."""
+        comes as None.
+
+        Raises:
+            DataDamaged: a page is damaged; the index is made anew at the next start.
+        """
+        try:
+            return self._page(after, limit)
+        except lmdb.Error as error:
+            raise DataDamaged(f"index {self._directory}: {error}: restart the worker to make it anew") from error
+
+    def _page(self, after: BlockKey | None, limit: int) -> list[tuple[BlockKey, BlockRecord | None]]:
         found: list[tuple[BlockKey, BlockRecord | None]] = []
         with self._environment.begin(db=self._table) as transaction, transaction.cursor() as cursor:
             start = b"" if after is None else _pack_key(after) + b"\0"
             going = cursor.set_range(start) if start else cursor.first()
             while going and len(found) < limit:
                 packed, value = cursor.item()
-                if len(packed) == 12:
-                    found.append((BlockKey(*struct.unpack(">QI", packed)), _unseal(packed, value)))
+                found.append((BlockKey(*struct.unpack(">QI", packed)), _unseal(packed, value)))
                 going = cursor.next()
         return found
 

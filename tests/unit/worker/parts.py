@@ -144,7 +144,7 @@ class FakeMaster(master_pb2_grpc.MasterServicer):
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
         with self.moved:
             assert self.moved.wait_for(condition, timeout_s), "the master did not see it in time"
 
@@ -212,7 +212,7 @@ class SocketClient:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(5)
+        self.socket.settimeout(20)
         self.socket.connect(str(path))
 
     def call(self, **op: Any) -> tuple[worker_pb2.ControlReply, list[int]]:

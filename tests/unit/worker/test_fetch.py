@@ -79,7 +79,7 @@ def nothing_left(store):
 def test_a_block_comes_over_whole(store, sources, data):
     source = sources(data)
     digest = checksums.digest(sums(data), len(data))
-    record = Fetcher(store, SystemClock(), 10).fetch(KEY, len(data), digest, [source.address])
+    record = Fetcher(store, SystemClock(), 60).fetch(KEY, len(data), digest, [source.address])
     assert (record.digest, record.checksums) == (digest, sums(data))
     assert read_all(store, KEY) == data
 
@@ -87,15 +87,15 @@ def test_a_block_comes_over_whole(store, sources, data):
 def test_a_block_that_is_here_is_not_fetched_again(store, sources):
     put(store, KEY, DATA)
     source = sources()
-    Fetcher(store, SystemClock(), 10).fetch(KEY, len(DATA), DIGEST, [source.address])
+    Fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address])
     assert source.reads == 0
     with pytest.raises(BlockCorrupt, match="another one"):
-        Fetcher(store, SystemClock(), 10).fetch(KEY, len(DATA), DIGEST ^ 1, [source.address])
+        Fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST ^ 1, [source.address])
 
 
 def test_many_ask_and_one_fetches(store, sources):
     source = sources()
-    fetcher = Fetcher(store, SystemClock(), 10)
+    fetcher = Fetcher(store, SystemClock(), 60)
     results = []
     threads = [
         threading.Thread(target=lambda: results.append(fetcher.fetch(KEY, len(DATA), DIGEST, [source.address])))
@@ -114,7 +114,7 @@ def test_the_next_source_is_asked_when_one_fails(store, sources):
     with block_path(bad.store, KEY).open("r+b") as stream:
         stream.seek(4 << 20)
         stream.write(b"\xff\xfe\xfd")
-    record = Fetcher(store, SystemClock(), 10).fetch(
+    record = Fetcher(store, SystemClock(), 60).fetch(
         KEY, len(DATA), DIGEST, ["127.0.0.1:1", empty.address, bad.address, good.address]
     )
     assert record.digest == DIGEST
@@ -128,13 +128,13 @@ def test_the_next_source_is_asked_when_one_fails(store, sources):
 def test_another_version_than_the_master_named_is_not_taken(store, sources, length, digest, error):
     source = sources()
     with pytest.raises(error):
-        Fetcher(store, SystemClock(), 10).fetch(KEY, length, digest, [source.address])
+        Fetcher(store, SystemClock(), 60).fetch(KEY, length, digest, [source.address])
     nothing_left(store)
 
 
 def test_a_failed_fetch_leaves_nothing_and_can_be_tried_again(store, sources, make_store):
     source = sources()
-    fetcher = Fetcher(store, SystemClock(), 10)
+    fetcher = Fetcher(store, SystemClock(), 60)
     with pytest.raises(Unavailable):
         fetcher.fetch(KEY, len(DATA), DIGEST, ["127.0.0.1:1"])
     nothing_left(store)
@@ -152,7 +152,7 @@ def test_a_block_for_which_there_is_no_room_is_not_begun(make_store, sources):
     store = make_store(limit=4 << 20)
     source = sources()
     with pytest.raises(NoSpace):
-        Fetcher(store, SystemClock(), 10).fetch(KEY, len(DATA), DIGEST, [source.address])
+        Fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address])
     assert source.reads == 0
     nothing_left(store)
 
@@ -176,7 +176,7 @@ def test_stopping_ends_a_fetch(store, sources, monkeypatch):
 
     def stuck(key):
         begun.set()
-        release.wait(10)
+        release.wait(60)
         return real(key)
 
     monkeypatch.setattr(source.store, "open_read", stuck)
@@ -191,9 +191,9 @@ def test_stopping_ends_a_fetch(store, sources, monkeypatch):
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert begun.wait(5)
+    assert begun.wait(20)
     fetcher.stop()
-    thread.join(5)
+    thread.join(20)
     release.set()
     assert not thread.is_alive()
     assert isinstance(errors[0], Unavailable)

@@ -1,8 +1,9 @@
 import os
 import struct
 
+import lmdb
 import pytest
-from hearthfs.common.errors import NewerFormat
+from hearthfs.common.errors import DataDamaged, NewerFormat
 from hearthfs.common.types import BlockKey
 from hearthfs.worker.index import BlockRecord, Index, check_format
 
@@ -28,6 +29,7 @@ def test_records_come_back(path):
     index.close()
     again = Index(path, "boot2")
     assert not again.rebuilt
+    assert (again.blocks, again.disk_bytes) == (1, 4096)
     assert again.get(KEY) == RECORD
     assert again.drop(KEY)
     assert again.get(KEY) is None
@@ -113,6 +115,35 @@ def test_a_flipped_byte_in_a_value_makes_the_record_absent(path):
     assert again.get(KEY) is None
     assert list(again.records()) == [(KEY, None)]
     again.close()
+
+
+def test_a_damaged_page_is_found_at_the_start(path):
+    index = Index(path, "boot")
+    for block in range(500):
+        index.put(BlockKey(block, 1), RECORD)
+    index.close()
+    data = bytearray((path / "data.mdb").read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[page * 4096 + 10] ^= 0xFF  # the kind of each page
+    (path / "data.mdb").write_bytes(data)
+    again = Index(path, "boot")
+    assert again.rebuilt
+    assert (again.blocks, again.disk_bytes) == (0, 0)
+    again.close()
+
+
+def test_damage_that_comes_later_ends_a_report_instead_of_shortening_it(path, monkeypatch):
+    index = Index(path, "boot")
+    index.put(KEY, RECORD)
+    real = index._page
+    monkeypatch.setattr(index, "_page", lambda after, limit: real(after, limit) if after is None else fail())
+
+    def fail():
+        raise lmdb.CorruptedError("injected")
+
+    with pytest.raises(DataDamaged, match="restart"):
+        list(index.records())
+    index.close()
 
 
 def test_a_newer_schema_is_refused_and_left_alone(path):

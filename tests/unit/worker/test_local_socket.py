@@ -227,7 +227,7 @@ def test_a_slow_request_does_not_hold_up_a_quick_one(client, store, monkeypatch)
 
     def slow(*arguments, **more):
         entered.set()
-        assert go_on.wait(5)
+        assert go_on.wait(20)
         return real(*arguments, **more)
 
     monkeypatch.setattr(store, "commit", slow)
@@ -237,7 +237,7 @@ def test_a_slow_request_does_not_hold_up_a_quick_one(client, store, monkeypatch)
     item = worker_pb2.CommitItem(key=key_message(KEYS[0]), length_bytes=len(DATA))
     request = worker_pb2.ControlRequest(request_id=99, commit=worker_pb2.CommitBlocks(items=[item], sync=True))
     client.socket.send(request.SerializeToString())
-    assert entered.wait(5)
+    assert entered.wait(20)
     assert client.call(hello=worker_pb2.Hello())[0].request_id == 7
     go_on.set()
     assert client.receive()[0].request_id == 99
@@ -364,7 +364,7 @@ def test_stopping_lets_a_request_in_work_finish(path, control, store, monkeypatc
 
     def slow(*arguments, **more):
         entered.set()
-        assert go_on.wait(5)
+        assert go_on.wait(20)
         return real(*arguments, **more)
 
     monkeypatch.setattr(store, "commit", slow)
@@ -373,11 +373,11 @@ def test_stopping_lets_a_request_in_work_finish(path, control, store, monkeypatc
     client.socket.send(
         worker_pb2.ControlRequest(commit=worker_pb2.CommitBlocks(items=[item], sync=True)).SerializeToString()
     )
-    assert entered.wait(5)
+    assert entered.wait(20)
     stopping = threading.Thread(target=server.stop)
     stopping.start()
     go_on.set()
     assert list(client.receive()[0].errnos) == [0]
-    stopping.join(5)
+    stopping.join(20)
     assert not stopping.is_alive()
     client.close()

@@ -42,7 +42,7 @@ def read(worker, key=KEY, data=DATA):
     into = memoryview(bytearray(len(data)))
     digest = checksums.digest(sums(data), len(data))
     with grpc.insecure_channel(worker.address, options=data_stream.CHANNEL_OPTIONS) as channel:
-        data_stream.read_into(channel, key, 0, into, block_length=len(data), digest=digest, timeout_s=5, what="test")
+        data_stream.read_into(channel, key, 0, into, block_length=len(data), digest=digest, timeout_s=20, what="test")
     return bytes(into)
 
 
@@ -106,7 +106,7 @@ def test_the_lease_by_grpc_survives_the_order_to_delete(make_worker, master):
     with grpc.insecure_channel(worker.address, options=data_stream.CHANNEL_OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         request = worker_pb2.ControlRequest(open=worker_pb2.OpenBlocks(blocks=[key_message(KEY)]))
-        assert stub.Control(request, timeout=5).lease_id
+        assert stub.Control(request, timeout=20).lease_id
     master.delete = [KEY]
     master.wait(lambda: any(k.block == KEY.block for h in master.heartbeats for k in h.removed))
     assert not list((Path(worker.settings.disks[0]) / "blocks" / "34").iterdir())
@@ -115,7 +115,7 @@ def test_the_lease_by_grpc_survives_the_order_to_delete(make_worker, master):
 
 def get(url):
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=20) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

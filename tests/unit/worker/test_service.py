@@ -38,16 +38,28 @@ def clock():
 
 
 @pytest.fixture
-def door(store, clock):
+def make_door(store, clock):
     leases = Leases(10, 100, iter(range(1, 1000)).__next__)
-    metrics = Metrics()
-    control = Control(store, leases, Fetcher(store, clock, 5), clock, metrics, "w1", "c1", lambda: None)
-    made = GrpcDoor("127.0.0.1:0", 4, 0.5)
-    about = worker_pb2.StatsReply(worker_id="w1", node_id="n1", cluster_id="c1", version="1")
-    made.start(WorkerService(control, store, leases, about), BlockStreams(store, leases, clock, metrics))
-    yield made
-    made.stop(0)
+    made = []
+
+    def make(call_limit_s=60):
+        metrics = Metrics()
+        control = Control(store, leases, Fetcher(store, clock, 5), clock, metrics, "w1", "c1", lambda: None)
+        about = worker_pb2.StatsReply(worker_id="w1", node_id="n1", cluster_id="c1", version="1")
+        door = GrpcDoor("127.0.0.1:0", 4, call_limit_s)
+        door.start(WorkerService(control, store, leases, about), BlockStreams(store, leases, clock, metrics))
+        made.append(door)
+        return door
+
+    yield make
+    for door in made:
+        door.stop(0)
     leases.close()
+
+
+@pytest.fixture
+def door(make_door):
+    return make_door()
 
 
 @pytest.fixture
@@ -70,18 +82,18 @@ def read(channel, key=KEY, data=DATA, offset=0, length=None):
         into,
         block_length=len(data),
         digest=checksums.digest(sums(data), len(data)),
-        timeout_s=5,
+        timeout_s=20,
         what="test",
     )
     return bytes(into)
 
 
 def write(channel, data, offset=0, key=KEY):
-    return data_stream.write_from(channel, key, offset, memoryview(data), timeout_s=5, what="test")
+    return data_stream.write_from(channel, key, offset, memoryview(data), timeout_s=20, what="test")
 
 
 def control(stub, **op):
-    return stub.Control(worker_pb2.ControlRequest(**op), timeout=5)
+    return stub.Control(worker_pb2.ControlRequest(**op), timeout=20)
 
 
 def test_a_block_goes_up_and_comes_down(channel, stub):
@@ -110,7 +122,7 @@ def test_ranges_that_make_no_sense_are_refused(store, channel, offset, length):
     call = channel.unary_stream(data_stream.READ, worker_pb2.ReadRequest.SerializeToString, bytes)
     request = worker_pb2.ReadRequest(block=KEY.block, generation=1, offset_bytes=offset, length_bytes=length)
     with pytest.raises(grpc.RpcError) as raised:
-        list(call(request, timeout=5))
+        list(call(request, timeout=20))
     assert isinstance(from_rpc_error(raised.value), InvalidArgument)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert read(channel) == DATA
@@ -161,7 +173,7 @@ def test_payload_that_was_damaged_on_the_way_is_refused(channel):
     header = worker_pb2.WriteHeader(block=KEY.block, generation=1, payload_bytes=3, payload_xxh3=1)
     call = channel.stream_unary(data_stream.WRITE, bytes, worker_pb2.WriteReply.FromString)
     with pytest.raises(grpc.RpcError) as raised:
-        call(iter([header.SerializeToString(), b"abc"]), timeout=5)
+        call(iter([header.SerializeToString(), b"abc"]), timeout=20)
     assert isinstance(from_rpc_error(raised.value), BlockCorrupt)
 
 
@@ -169,8 +181,8 @@ def test_payload_that_was_damaged_on_the_way_is_refused(channel):
 def test_a_write_that_is_no_write_is_refused(channel, stub, messages):
     call = channel.stream_unary(data_stream.WRITE, bytes, worker_pb2.WriteReply.FromString)
     with pytest.raises(grpc.RpcError):
-        call(iter(messages), timeout=5)
-    assert stub.Stats(worker_pb2.StatsRequest(), timeout=5).worker_id == "w1"
+        call(iter(messages), timeout=20)
+    assert stub.Stats(worker_pb2.StatsRequest(), timeout=20).worker_id == "w1"
 
 
 def test_writes_to_impossible_places_are_refused(store, channel):
@@ -197,7 +209,7 @@ def test_messages_over_the_limit_are_refused(channel, stub):
     with grpc.insecure_channel(channel._channel.target().decode()) as unlimited:
         call = unlimited.stream_unary(data_stream.WRITE, bytes, worker_pb2.WriteReply.FromString)
         with pytest.raises(grpc.RpcError) as raised:
-            call(iter([bytes(data_stream.MAX_MESSAGE_BYTES + 1)]), timeout=5)
+            call(iter([bytes(data_stream.MAX_MESSAGE_BYTES + 1)]), timeout=20)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     with pytest.raises(grpc.RpcError) as raised:
         control(stub, open=worker_pb2.OpenBlocks(blocks=[key_message(KEY)] * 65))
@@ -238,32 +250,42 @@ def test_create_by_grpc_makes_the_file(store, stub):
 def test_stats_and_the_list_of_blocks(store, stub):
     put(store, KEY, DATA)
     os.close(store.create(BlockKey(0x52, 1)).fd)
-    stats = stub.Stats(worker_pb2.StatsRequest(), timeout=5)
+    stats = stub.Stats(worker_pb2.StatsRequest(), timeout=20)
     assert (stats.worker_id, stats.node_id, stats.cluster_id, stats.version) == ("w1", "n1", "c1", "1")
     assert (stats.blocks, stats.working_blocks, len(stats.disks)) == (1, 1, 1)
     assert stats.disks[0].used_bytes >= len(DATA)
-    listed = list(stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=5))
+    listed = list(stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=20))
     assert [(r.block, r.length_bytes, r.working) for r in listed] == [(0x51, len(DATA), False), (0x52, 0, True)]
 
 
-def test_a_call_without_a_deadline_is_ended(channel):
+def test_a_call_without_a_deadline_is_ended(make_door):
     release = threading.Event()
 
     def never_ending():
         yield worker_pb2.WriteHeader(block=KEY.block, generation=1, payload_bytes=5).SerializeToString()
         release.wait(10)
 
-    call = channel.stream_unary(data_stream.WRITE, bytes, worker_pb2.WriteReply.FromString)
-    with pytest.raises(grpc.RpcError) as raised:
-        call(never_ending())
-    release.set()
+    with grpc.insecure_channel(f"127.0.0.1:{make_door(0.1).port}") as channel:
+        call = channel.stream_unary(data_stream.WRITE, bytes, worker_pb2.WriteReply.FromString)
+        with pytest.raises(grpc.RpcError) as raised:
+            call(never_ending())
+        release.set()
     assert raised.value.code() is grpc.StatusCode.CANCELLED
+
+
+def test_a_reader_that_goes_away_before_the_first_byte_leaves_no_descriptor(store, clock):
+    put(store, KEY, DATA)
+    streams = BlockStreams(store, Leases(1, 1, lambda: 1), clock, Metrics())
+    header, payload = streams.read(worker_pb2.ReadRequest(block=KEY.block, generation=1))
+    assert header.payload_bytes == len(DATA)
+    del payload
+    # the leak check of the test suite does the rest
 
 
 def test_a_reader_that_goes_away_leaves_no_descriptor(store, channel):
     put(store, KEY, DATA)
     call = channel.unary_stream(data_stream.READ, worker_pb2.ReadRequest.SerializeToString, bytes)
-    stream = call(worker_pb2.ReadRequest(block=KEY.block, generation=1), timeout=5)
+    stream = call(worker_pb2.ReadRequest(block=KEY.block, generation=1), timeout=20)
     next(stream)
     stream.cancel()
     # the leak check of the test suite does the rest
