@@ -47,8 +47,12 @@ def operation(request: master_pb2.MutateRequest) -> str:
     return "".join(part.capitalize() for part in (request.WhichOneof("op") or "").split("_"))
 
 
-def command(request: master_pb2.MutateRequest, place: Callable[..., str], live: tuple[str, ...]) -> commands.AnyCommand:
-    """The command in a request. ``place(prefer_node, size_bytes, avoid)`` chooses a worker for a new block.
+Place = Callable[[str, int, Iterable[str], int], list[str]]
+"""``place(prefer_node, size_bytes, avoid, count)`` chooses workers for new blocks. Raises: NoSpace."""
+
+
+def command(request: master_pb2.MutateRequest, place: Place, live: tuple[str, ...]) -> commands.AnyCommand:
+    """The command in a request.
 
     Raises:
         InvalidArgument, NameTooLong, TooBig: of what the message holds.
@@ -66,16 +70,16 @@ def command(request: master_pb2.MutateRequest, place: Callable[..., str], live: 
     return _put_many(request.put_many, live)
 
 
-def _create(op: master_pb2.Create, place: Callable[..., str]) -> commands.Create:
-    worker = place(op.prefer_node, 0, ()) if op.allocate else ""
+def _create(op: master_pb2.Create, place: Place) -> commands.Create:
+    worker = place(op.prefer_node, 0, (), 1)[0] if op.allocate else ""
     return commands.Create(op.parent, op.name, op.mode, op.uid, op.gid, op.exclusive, worker)
 
 
-def _allocate(op: master_pb2.Allocate, place: Callable[..., str]) -> commands.Allocate:
+def _allocate(op: master_pb2.Allocate, place: Place) -> commands.Allocate:
     if not 0 < op.count <= BATCH_ITEMS_MAX:
         raise InvalidArgument(f"cannot allocate {op.count} blocks at once; 1 to {BATCH_ITEMS_MAX}")
     avoid = tuple(op.avoid_workers)
-    return commands.Allocate(tuple(place(op.prefer_node, op.size_hint_bytes, avoid) for _ in range(op.count)))
+    return commands.Allocate(tuple(place(op.prefer_node, op.size_hint_bytes, avoid, op.count)))
 
 
 def _put_many(op: master_pb2.PutMany, live: tuple[str, ...]) -> commands.PutMany:

@@ -155,7 +155,12 @@ class Committer:
 
     def _deliver(self, taken: list[_Queued], done: list[Any]) -> None:
         applied = [Applied(q.work, d) for q, d in zip(taken, done, strict=True) if isinstance(q.work, Request)]
-        answers = iter(self._on_commit(applied))
+        try:
+            answers = iter(self._on_commit(applied))
+        except Exception as error:  # other sessions' caches were not told: nobody may be told of success
+            log.exception("after-commit-failed")
+            done = [Internal(f"the master failed after a commit: {error}")] * len(taken)
+            answers = iter(done)
         for queued, result in zip(taken, done, strict=True):
             answer = next(answers) if isinstance(queued.work, Request) else result
             if queued.future.done():  # its caller has gone

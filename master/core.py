@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..common.clock import Clock
-from ..common.errors import InvalidArgument, StaleEpoch, StaleSession
+from ..common.errors import Busy, InvalidArgument, StaleEpoch, StaleSession
 from ..common.telemetry import get_logger
 from . import machine, records
 from .commands import AnyCommand, BeginEpoch, EndSessions, Mkdir, RegisterSession, Request
@@ -21,6 +21,7 @@ from .tables import Store
 from .view import View
 from .watches import Watches
 
+SESSIONS_MAX = 50_000
 EPOCH_LEAP_MAX = 1 << 20
 """An epoch this far above ours is no epoch but noise."""
 log = get_logger("hearthfs.master")
@@ -115,7 +116,9 @@ class Core:
                 )
 
     async def open_session(self, command: RegisterSession) -> Session:
-        """Raises: InvalidArgument, and what a commit raises."""
+        """Raises: Busy, InvalidArgument, and what a commit raises."""
+        if len(self.sessions) >= SESSIONS_MAX:
+            raise Busy(f"{len(self.sessions)} sessions are open; try again when some have ended")
         await self.submit_own(command)
         stored = records.Session(
             client_id=command.client_id,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..common.errors import KINDS, DataDamaged, HearthError, InvalidArgument, WrongCluster
-from . import attributes, batches, blocks, commands, journal, namespace, registry
+from . import attributes, batches, blocks, commands, journal, namespace, registry, renaming
 from .change import Change, Touch
 from .records import Client, Result
 from .tables import Batch, Transaction, pair, u64
@@ -46,7 +46,7 @@ RULES: dict[type[commands.Command], Rule] = {
     commands.Unlink: namespace.unlink,
     commands.UnlinkMany: namespace.unlink_many,
     commands.Rmdir: namespace.rmdir,
-    commands.Rename: namespace.rename,
+    commands.Rename: renaming.rename,
     commands.Setattr: attributes.setattr_,
     commands.SetXattr: attributes.set_xattr,
     commands.RemoveXattr: attributes.remove_xattr,

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import secrets
 import signal
+import sys
 import time
 
 import grpc
@@ -28,6 +29,8 @@ from .workers import Workers
 
 CALLS_MAX = 4096
 """More calls at once are refused (RESOURCE_EXHAUSTED): the memory that waiting ones take is bounded."""
+SWITCH_INTERVAL_S = 0.001
+"""The writer's thread computes while the loop answers reads: let them take turns quickly."""
 log = get_logger("hearthfs.master")
 
 
@@ -128,9 +131,8 @@ class MasterServer:
             self._started = True
             await self._server.start()  # a gRPC server that never ran does not give its port back
         await self._server.stop(self._settings.stop_grace_s)
-        if core is not None:
-            await asyncio.to_thread(core.committer.close, self._settings.stop_grace_s)
-        if store is not None:
+        written = core is None or await asyncio.to_thread(core.committer.close, self._settings.stop_grace_s)
+        if store is not None and written:  # a writer that hangs in its disk may not lose the store under its feet
             store.close()
         if self._telemetry is not None:
             telemetry, self._telemetry = self._telemetry, None
@@ -179,5 +181,6 @@ def serve(settings: MasterSettings) -> None:
     """
     configure_logging(settings.log_level, settings.log_format)
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings))

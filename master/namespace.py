@@ -23,23 +23,18 @@ from ..common.errors import (
     NameTooLong,
     NotADirectory,
     NotEmpty,
-    NotFound,
     NotPermitted,
-    Stale,
     TooManyLinks,
 )
 from ..common.types import NAME_MAX, ROOT_INODE, SYMLINK_MAX
 from . import blocks
 from .change import Change, item_errno
 from .commands import (
-    RENAME_EXCHANGE,
-    RENAME_NOREPLACE,
     Create,
     CreateMany,
     Link,
     Mkdir,
     Mknod,
-    Rename,
     Rmdir,
     Symlink,
     Unlink,
@@ -78,7 +73,7 @@ def create(change: Change, command: Create) -> Reply:
     dentry = change.find_dentry(command.parent, command.name)
     if dentry is not None:
         if command.exclusive:
-            raise _exists(command.parent, command.name)
+            raise exists(command.parent, command.name)
         number, inode = dentry.inode, change.named_inode(dentry.inode, command.parent, command.name)
         if inode.is_directory:
             raise IsADirectory(f"{command.name!r} in directory {command.parent} is a directory")
@@ -104,7 +99,7 @@ def create_many(change: Change, command: CreateMany) -> Reply:
                 number, _ = make(change, command.parent, parent, name, mode, command.uid, command.gid)
                 made = True
             elif command.exclusive:
-                raise _exists(command.parent, name)
+                raise exists(command.parent, name)
             elif change.named_inode(dentry.inode, command.parent, name).is_directory:
                 raise IsADirectory(f"{name!r} is a directory")
             else:
@@ -157,11 +152,11 @@ def _free_name(change: Change, directory: int, name: bytes) -> Inode:
     check_name(name)
     parent = change.directory(directory)
     if change.find_dentry(directory, name) is not None:
-        raise _exists(directory, name)
+        raise exists(directory, name)
     return parent
 
 
-def _exists(directory: int, name: bytes) -> Exists:
+def exists(directory: int, name: bytes) -> Exists:
     return Exists(f"{name!r} exists in directory {directory}")
 
 
@@ -194,12 +189,12 @@ def make(
     )
     change.put_inode(number, inode)
     change.count.inodes += 1
-    _put_dentry(change, directory, name, number, stat.S_IFMT(mode), change.next_cookie())
+    put_dentry(change, directory, name, number, stat.S_IFMT(mode), change.next_cookie())
     change.touch_name(directory, name)
     return number, inode
 
 
-def _put_dentry(change: Change, directory: int, name: bytes, number: int, kind: int, cookie: int) -> None:
+def put_dentry(change: Change, directory: int, name: bytes, number: int, kind: int, cookie: int) -> None:
     change.put("dentries", named(directory, name), Dentry(number, cookie))
     change.put("order", pair(directory, cookie), Ordered(name, number, kind))
 
@@ -225,7 +220,7 @@ def link(change: Change, command: Link) -> Reply:
     links = (*inode.links, (command.parent, command.name))
     new = _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns)
     change.put_inode(command.inode, new)
-    _put_dentry(change, command.parent, command.name, command.inode, stat.S_IFMT(inode.mode), change.next_cookie())
+    put_dentry(change, command.parent, command.name, command.inode, stat.S_IFMT(inode.mode), change.next_cookie())
     change.touch_name(command.parent, command.name)
     change.touch_inode(command.inode, new.parents)
     touch_directory(change, command.parent, parent)
@@ -263,10 +258,10 @@ def _unlink_one(change: Change, directory: int, name: bytes) -> None:
         raise IsADirectory(f"{name!r} in directory {directory} is a directory; rmdir removes it")
     change.delete_dentry(directory, name, dentry.cookie)
     change.touch_name(directory, name)
-    _drop_link(change, dentry.inode, inode, (directory, name))
+    drop_link(change, dentry.inode, inode, (directory, name))
 
 
-def _drop_link(change: Change, number: int, inode: Inode, gone: tuple[int, bytes]) -> None:
+def drop_link(change: Change, number: int, inode: Inode, gone: tuple[int, bytes]) -> None:
     """One name of a file less; with the last the inode goes, and its block."""
     change.touch_inode(number, inode.parents)
     links = tuple(link for link in inode.links if link != gone)
@@ -285,118 +280,15 @@ def rmdir(change: Change, command: Rmdir) -> Reply:
     inode = change.named_inode(dentry.inode, command.parent, command.name)
     if not inode.is_directory:
         raise NotADirectory(f"{command.name!r} in directory {command.parent} is not a directory; unlink removes it")
-    _remove_empty(change, dentry.inode, inode)
+    remove_empty(change, dentry.inode, inode)
     change.delete_dentry(command.parent, command.name, dentry.cookie)
     change.touch_name(command.parent, command.name)
     touch_directory(change, command.parent, parent, subdirectories=-1)
     return Reply()
 
 
-def _remove_empty(change: Change, number: int, inode: Inode) -> None:
+def remove_empty(change: Change, number: int, inode: Inode) -> None:
     if not change.is_empty(number):
         raise NotEmpty(f"directory {number} is not empty")
     change.touch_inode(number, inode.parents)
     change.delete_inode(number)
-
-
-# ------------------------------------------------------------------ renaming
-
-
-def rename(change: Change, command: Rename) -> Reply:
-    """rename(2) with RENAME_NOREPLACE and RENAME_EXCHANGE.
-
-    Raises:
-        NotFound, Exists (NOREPLACE), NotEmpty, IsADirectory, NotADirectory, Stale.
-        InvalidArgument: flags, names, or a directory into its own subtree.
-    """
-    if command.flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
-        raise InvalidArgument(f"rename flags {command.flags} are not supported")
-    check_name(command.name)
-    check_name(command.new_name)
-    change.directory(command.parent)
-    change.directory(command.new_parent)
-    source = change.dentry(command.parent, command.name)
-    target = change.find_dentry(command.new_parent, command.new_name)
-    inode = change.named_inode(source.inode, command.parent, command.name)
-    if target is not None and command.flags == RENAME_NOREPLACE:
-        raise _exists(command.new_parent, command.new_name)
-    if target is None and command.flags == RENAME_EXCHANGE:
-        raise NotFound(f"{command.new_name!r} does not exist in directory {command.new_parent}; nothing to exchange")
-    if target is not None and target.inode == source.inode:
-        return Reply(inode=source.inode, attributes=inode)
-    if inode.is_directory:
-        _refuse_own_subtree(change, source.inode, command.new_parent)
-    if target is not None and command.flags == RENAME_EXCHANGE:
-        return _exchange(change, command, source, inode, target)
-    if target is not None:
-        _replace_target(change, command, inode, target)
-    return _move(change, command, source, inode, target)
-
-
-def _refuse_own_subtree(change: Change, directory: int, into: int) -> None:
-    """Raises: InvalidArgument: ``into`` is the directory or lies below it."""
-    at = into
-    while at != ROOT_INODE:
-        if at == directory:
-            raise InvalidArgument(f"directory {directory} cannot move into its own subtree")
-        links = change.inode(at).links
-        if not links:
-            raise Stale(f"directory {at} is not part of the tree (any more)")
-        at = links[0][0]
-
-
-def _replace_target(change: Change, command: Rename, inode: Inode, target: Dentry) -> None:
-    """Removes what the new name stood for."""
-    old = change.named_inode(target.inode, command.new_parent, command.new_name)
-    if old.is_directory and not inode.is_directory:
-        raise IsADirectory(f"{command.new_name!r} in directory {command.new_parent} is a directory, the source is not")
-    if inode.is_directory and not old.is_directory:
-        raise NotADirectory(f"{command.new_name!r} in directory {command.new_parent} is not a directory, the source is")
-    if old.is_directory:
-        _remove_empty(change, target.inode, old)
-        parent = change.inode(command.new_parent)
-        touch_directory(change, command.new_parent, parent, subdirectories=-1)
-    else:
-        _drop_link(change, target.inode, old, (command.new_parent, command.new_name))
-
-
-def _move(change: Change, command: Rename, source: Dentry, inode: Inode, target: Dentry | None) -> Reply:
-    change.delete_dentry(command.parent, command.name, source.cookie)
-    cookie = target.cookie if target is not None else change.next_cookie()
-    _put_dentry(change, command.new_parent, command.new_name, source.inode, stat.S_IFMT(inode.mode), cookie)
-    new = _relink(change, source.inode, (command.parent, command.name), (command.new_parent, command.new_name))
-    moved = 1 if inode.is_directory and command.parent != command.new_parent else 0
-    touch_directory(change, command.parent, change.inode(command.parent), subdirectories=-moved)
-    if command.parent != command.new_parent:
-        touch_directory(change, command.new_parent, change.inode(command.new_parent), subdirectories=moved)
-    change.touch_name(command.parent, command.name)
-    change.touch_name(command.new_parent, command.new_name)
-    return Reply(inode=source.inode, attributes=new)
-
-
-def _exchange(change: Change, command: Rename, source: Dentry, inode: Inode, target: Dentry) -> Reply:
-    """Both names keep their cookies and swap their inodes."""
-    other = change.named_inode(target.inode, command.new_parent, command.new_name)
-    if other.is_directory:
-        _refuse_own_subtree(change, target.inode, command.parent)
-    _put_dentry(change, command.new_parent, command.new_name, source.inode, stat.S_IFMT(inode.mode), target.cookie)
-    _put_dentry(change, command.parent, command.name, target.inode, stat.S_IFMT(other.mode), source.cookie)
-    here, there = (command.parent, command.name), (command.new_parent, command.new_name)
-    new = _relink(change, source.inode, here, there)
-    _relink(change, target.inode, there, here)
-    gained = int(other.is_directory) - int(inode.is_directory) if command.parent != command.new_parent else 0
-    touch_directory(change, command.parent, change.inode(command.parent), subdirectories=gained)
-    if command.parent != command.new_parent:
-        touch_directory(change, command.new_parent, change.inode(command.new_parent), subdirectories=-gained)
-    change.touch_name(command.parent, command.name)
-    change.touch_name(command.new_parent, command.new_name)
-    return Reply(inode=source.inode, attributes=new)
-
-
-def _relink(change: Change, number: int, old: tuple[int, bytes], new: tuple[int, bytes]) -> Inode:
-    inode = change.inode(number)
-    links = tuple(new if link == old else link for link in inode.links)
-    moved = _replace(inode, links=links, ctime_ns=change.now_ns)
-    change.put_inode(number, moved)
-    change.touch_inode(number, {parent for parent, _ in (*inode.links, *links)})
-    return moved

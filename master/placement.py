@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -14,21 +15,45 @@ class Candidate(NamedTuple):
     available_bytes: int  # for one block
 
 
-def choose(candidates: Iterable[Candidate], *, prefer_node: str, size_bytes: int, avoid: Collection[str] = ()) -> str:
-    """The preferred node's worker if it has room, else the one with the most room; ``avoid`` only if there is no other.
+SPREAD_BYTES = 8 << 20
+"""Blocks of unknown size count as so much while one call is placed, so that they spread over equal workers."""
+
+
+def choose(
+    candidates: Iterable[Candidate],
+    count: int = 1,
+    *,
+    prefer_node: str,
+    size_bytes: int,
+    avoid: Collection[str] = (),
+) -> list[str]:
+    """A worker for each of ``count`` blocks: the preferred node's while it has room, then the one with the most room;
+    those to avoid only if there is no other.
 
     Raises:
-        NoSpace: no live worker has room for ``size_bytes``.
+        NoSpace: no live worker has room for a block of ``size_bytes``.
     """
     known = list(candidates)
-    fit = [one for one in known if one.available_bytes >= max(1, size_bytes)]
-    if not fit:
-        if not known:
-            raise NoSpace("no worker is alive; start one with: hearth worker --master ADDRESS --disk DIR")
-        most = max(one.available_bytes for one in known)
-        raise NoSpace(f"no worker has {size_bytes} bytes free; of {len(known)} the emptiest has {most}")
-
-    def rank(one: Candidate) -> tuple[bool, bool, int, str]:
-        return (one.worker_id not in avoid, one.node_id == prefer_node, one.available_bytes, one.worker_id)
-
-    return max(fit, key=rank).worker_id
+    need, step = max(1, size_bytes), max(size_bytes, SPREAD_BYTES)
+    room = {one.worker_id: one.available_bytes for one in known}
+    ranked = [
+        (one.worker_id in avoid, one.node_id != prefer_node, -one.available_bytes, one.worker_id)
+        for one in known
+        if one.available_bytes >= need
+    ]
+    if not known:
+        raise NoSpace("no worker is alive; start one with: hearth worker --master ADDRESS --disk DIR")
+    heapq.heapify(ranked)
+    chosen: list[str] = []
+    while len(chosen) < count:
+        if not ranked:
+            raise NoSpace(
+                f"no worker has {need} bytes free for block {len(chosen) + 1} of {count}; "
+                f"of {len(known)} the emptiest has {max(room.values())}"
+            )
+        avoided, elsewhere, _, worker_id = heapq.heappop(ranked)
+        chosen.append(worker_id)
+        room[worker_id] = max(0, room[worker_id] - (step if room[worker_id] > step else need))
+        if room[worker_id] >= need:
+            heapq.heappush(ranked, (avoided, elsewhere, -room[worker_id], worker_id))
+    return chosen

@@ -11,6 +11,8 @@ import stat
 import msgspec
 
 SCHEMA_VERSION = 1
+WORKER_ID_MAX = 128
+"""Bytes; keys have it in front."""
 
 
 class Schema(msgspec.Struct, frozen=True):

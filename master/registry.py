@@ -8,10 +8,8 @@ from ..common.errors import InvalidArgument
 from . import namespace
 from .change import Change
 from .commands import BeginEpoch, EndSessions, ForgetClients, RegisterSession, RegisterWorker
-from .records import Client, Cluster, Epoch, Reply, Session, Worker
+from .records import WORKER_ID_MAX, Client, Cluster, Epoch, Reply, Session, Worker
 from .tables import u64
-
-WORKER_ID_MAX = 128
 
 
 def begin_epoch(change: Change, command: BeginEpoch) -> Reply:

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import __version__
 from ..common.errors import (
+    DeadlineExceeded,
     HearthError,
     Internal,
     InvalidArgument,
@@ -33,6 +34,8 @@ from .workers import Workers
 TEXT_MAX = 256
 DETAILS_MAX = 1000
 RESOLVE_TRIES = 8
+FIRST_MESSAGE_S = 10.0
+DUMP_MAX_S = 3600.0
 log = get_logger("hearthfs.master")
 
 
@@ -52,6 +55,8 @@ def _rpc(method: Callable[..., Awaitable[Any]]) -> Any:
                     return reply
                 except HearthError as error:
                     result, failure = type(error).__name__, error
+                except TimeoutError:
+                    result, failure = "DeadlineExceeded", DeadlineExceeded(f"{name}: the caller was too slow")
                 except Exception:
                     log.exception("call-failed", method=name)
                     result, failure = (
@@ -119,7 +124,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     @_rpc
     async def Watch(self, request_iterator: Any, context: Any) -> None:
-        first = await context.read()
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            first = await context.read()
         if not isinstance(first, master_pb2.WatchRequest):
             raise InvalidArgument("a watch stream begins with a message that names the session")
         session = self._session(first)
@@ -322,6 +328,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     @_rpc
     async def Dump(self, request: master_pb2.DumpRequest, context: Any) -> None:
+        async with asyncio.timeout(DUMP_MAX_S):  # a snapshot keeps the file growing as long as it is open
+            await self._dump(context)
+
+    async def _dump(self, context: Any) -> None:
         with self._core.store.snapshot() as reader:
             view = View(reader)
             checked = check.Check(view)

@@ -8,6 +8,7 @@ import msgspec
 
 from ..common.errors import DataDamaged, NotADirectory, NotFound, Stale
 from .records import (
+    WORKER_ID_MAX,
     Block,
     Client,
     Cluster,
@@ -162,7 +163,8 @@ class View:
             yield from_u64(key), _client.decode(value)
 
     def find_worker(self, worker_id: str) -> Worker | None:
-        value = self.reader.get("workers", worker_id.encode())
+        key = worker_id.encode()
+        value = self.reader.get("workers", key) if len(key) <= WORKER_ID_MAX else None
         return None if value is None else _worker.decode(value)
 
     def workers(self) -> Iterator[tuple[str, Worker]]:

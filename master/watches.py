@@ -29,6 +29,7 @@ class Watches:
         self._on_end = on_end
         self._wakes: dict[int, asyncio.Event] = {}
         self._progress = asyncio.Event()
+        self._closed = False
 
     def invalidate(self, touched: Sequence[Touch], by_session: int) -> list[Debt]:
         debts = self._sessions.invalidate(touched, by_session)
@@ -80,6 +81,8 @@ class Watches:
         self._advance()
 
     def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
         for wake in self._wakes.values():
             wake.set()
 
@@ -106,7 +109,7 @@ class Watches:
         await context.write(master_pb2.WatchEvent())
         reader = asyncio.create_task(self._read(session, first, context, pongs, wake))
         try:
-            while session.attached == stream and not reader.done():
+            while session.attached == stream and not reader.done() and not self._closed:
                 await wake.wait()
                 wake.clear()
                 if self._sessions.find(session.session_id) is not session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..common.errors import InvalidArgument, TooBig, Unavailable
+from ..common.errors import InvalidArgument, TooBig
 from ..common.telemetry import get_logger
 from ..proto import common_pb2, master_pb2
 from . import codec, reports
@@ -114,17 +114,13 @@ class Workers:
 
     # ---------------------------------------------------------------- what others ask
 
-    def place(self, prefer_node: str, size_bytes: int, avoid: Iterable[str]) -> str:
-        """A live worker for a new block. Raises: NoSpace; Unavailable while those that there are may yet come back, as
-        after a restart of the master."""
-        members = [self._members.find(worker_id) for worker_id in self._members.live()]
-        if not members and any(self._members.state(each.worker_id) == "suspect" for each in self._members):
-            raise Unavailable("no worker has been heard of in the last seconds; try again")
-        candidates = [Candidate(m.worker_id, m.node_id, m.available_bytes) for m in members if m is not None]
-        chosen = choose(candidates, prefer_node=prefer_node, size_bytes=size_bytes, avoid=tuple(avoid))
-        member = self._members.find(chosen)
-        assert member is not None
-        member.promised_bytes += size_bytes
+    def place(self, prefer_node: str, size_bytes: int, avoid: Iterable[str], count: int) -> list[str]:
+        """Live workers for new blocks, one for each. Raises: NoSpace."""
+        live = [member for worker_id in self._members.live() if (member := self._members.find(worker_id)) is not None]
+        candidates = [Candidate(member.worker_id, member.node_id, member.available_bytes) for member in live]
+        chosen = choose(candidates, count, prefer_node=prefer_node, size_bytes=size_bytes, avoid=tuple(avoid))
+        for member in live:
+            member.promised_bytes += size_bytes * chosen.count(member.worker_id)
         return chosen
 
     def addresses(self, worker_ids: Iterable[str]) -> list[common_pb2.WorkerAddress]:

@@ -34,9 +34,9 @@ def test_bad_names(fields, error):
 def make(**op):
     placed = []
 
-    def place(prefer_node, size_bytes, avoid):
-        placed.append((prefer_node, size_bytes, avoid))
-        return f"w{len(placed)}"
+    def place(prefer_node, size_bytes, avoid, count):
+        placed.append((prefer_node, size_bytes, avoid, count))
+        return [f"w{number}" for number in range(1, count + 1)]
 
     request = master_pb2.MutateRequest(**op)
     command = codec.command(request, place, ("w1",))
@@ -62,7 +62,7 @@ def test_placement_is_asked_where_blocks_are_allocated():
         allocate=master_pb2.Allocate(count=2, prefer_node="n", size_hint_bytes=5, avoid_workers=["x"])
     )
     assert command == commands.Allocate(("w1", "w2"))
-    assert placed == [("n", 5, ("x",))] * 2
+    assert placed == [("n", 5, ("x",), 2)]
     command, placed = make(create=master_pb2.Create(parent=1, name=b"f", allocate=True, prefer_node="n"))
     assert command.worker_id == "w1"
     assert make(create=master_pb2.Create(parent=1, name=b"f"))[1] == []

@@ -30,7 +30,7 @@ from hearthfs.master.settings import MasterSettings
 from hearthfs.proto import common_pb2, master_pb2, master_pb2_grpc
 
 ROOT = 1
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 GiB = 1 << 30
 
 
@@ -137,7 +137,7 @@ def serve(tmp_path):
             count = test.__code__.co_argcount
             peers = [Peer(server, client_id=7 + number) for number in range(count)]
             try:
-                await asyncio.wait_for(test(*peers), 30)
+                await asyncio.wait_for(test(*peers), 90)
             finally:
                 for peer in peers:
                     await peer.channel.close()
