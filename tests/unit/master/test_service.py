@@ -21,6 +21,7 @@ from hearthfs.common.errors import (
     StaleEpoch,
     StaleSession,
     TooBig,
+    Unavailable,
     WrongCluster,
     from_rpc_error,
 )
@@ -684,3 +685,15 @@ def test_restart_on_the_same_directory(serve):
 
     serve(before)
     serve(after)
+
+
+def test_open_streams_do_not_hold_a_stopping_master(serve):
+    async def test(mount):
+        await mount.register(holds_grants=True)
+        async with mount.watch() as stream:
+            stopping = asyncio.create_task(mount.master.stop())
+            with pytest.raises(Unavailable):
+                await read_all(stream)
+            await asyncio.wait_for(stopping, 4)
+
+    serve(test, stop_grace_s=60)
