@@ -156,6 +156,7 @@ class Disk:
         for name in ("blocks", "working", "bad"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self._root_fd)
+        self.calls.fsync("sync-layout", self._root_fd)
         self._shards_fd = self._open_directory("blocks", self._root_fd)
         self._working_fd = self._open_directory("working", self._root_fd)
         self._bad_fd = self._open_directory("bad", self._root_fd)
@@ -188,6 +189,7 @@ class Disk:
             if fd is None:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o700, dir_fd=self._shards_fd)
+                    self.calls.fsync("sync-shards", self._shards_fd)
                 fd = self._shards[name] = self._open_directory(name, self._shards_fd)
             return fd
 

@@ -52,6 +52,7 @@ class MasterLink:
         clock: Clock,
         metrics: Metrics,
         unknown_delay_s: float,
+        report_s: float,
     ) -> None:
         self.address = address
         self.healthy = False
@@ -65,6 +66,8 @@ class MasterLink:
         self._heartbeat_s = 1.0
         self._registered = False
         self._report_due = False
+        self._report_s = report_s
+        self._reported_s = 0.0
         self._failures = 0
         self._nudged = threading.Event()
         self._stopping = threading.Event()
@@ -176,7 +179,7 @@ class MasterLink:
             log.info("registered", master=self.address, epoch=self.epoch)
         try:
             self._heartbeat(store)
-            if (self._report_due or self._changes.overflowed) and self._registered and self._scanned.is_set():
+            if self._registered and self._scanned.is_set() and self._must_report_all():
                 self._report_all(store)
                 self._heartbeat(store)
         except StaleEpoch:
@@ -187,6 +190,10 @@ class MasterLink:
         self._work_off(store)
         if len(self._changes) >= PAGE_BLOCKS:
             self.nudge()
+
+    def _must_report_all(self) -> bool:
+        late = self._clock.monotonic_s() - self._reported_s >= self._report_s
+        return self._report_due or self._changes.overflowed or late
 
     def _heartbeat(self, store: BlockStore) -> None:
         store.refresh_working()
@@ -214,6 +221,7 @@ class MasterLink:
         self._order_deletion(key_from(key) for key in reply.delete)
 
     def _report_all(self, store: BlockStore) -> None:
+        begun_s = self._clock.monotonic_s()
         self._changes.begin_full_report()
         unknown: dict[BlockKey, bool] = {}
         for page in pages(store.reports()):
@@ -237,6 +245,7 @@ class MasterLink:
                 named = key_from(key)
                 unknown[named] = named in working
         self._report_due = False
+        self._reported_s = begun_s
         if unknown:
             log.warning("blocks-unknown-to-master", count=len(unknown))
         self._order_deletion(self._unknown.replace(unknown, self._clock.monotonic_s()))

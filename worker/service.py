@@ -34,6 +34,9 @@ from .leases import Leases
 from .messages import disk_messages, report_message
 from .metrics import Metrics
 
+MAX_CALLS = 1024
+"""Served and waiting for a thread, together."""
+
 log = get_logger("hearthfs.worker.service")
 
 
@@ -227,13 +230,13 @@ class GrpcDoor:
 
     def __init__(self, listen: str, threads: int, call_limit_s: float) -> None:
         _probe(listen)
-        # Beyond twice the threads a call is refused at once: a bounded queue.
+        # Many writers at once are made to wait, not refused; but not more than this.
         self._started = False
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc")
         self._server = grpc.server(
             self._pool,
             options=data_stream.SERVER_OPTIONS,
-            maximum_concurrent_rpcs=2 * threads,
+            maximum_concurrent_rpcs=MAX_CALLS,
             interceptors=[CallGuard(call_limit_s)],
         )
         try:

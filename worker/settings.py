@@ -86,6 +86,9 @@ class WorkerSettings(Settings):
     allow_insecure: bool = False
     start_timeout_s: float = pydantic.Field(10.0, gt=0)
     unknown_delay_s: float = pydantic.Field(60.0, ge=0)
+    """So long a committed block that the master does not know is kept."""
+    report_s: float = pydantic.Field(600.0, gt=0)
+    """A full report at least so often: it finds what an order and a request that crossed each other left behind."""
     lease_s: float = pydantic.Field(30.0, gt=0)
     max_leases: int = pydantic.Field(4096, gt=0)
     max_connections: int = pydantic.Field(256, gt=0)

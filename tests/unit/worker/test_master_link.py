@@ -19,12 +19,12 @@ A, B, C = (BlockKey(block, 1) for block in (1, 2, 3))
 def make_link(store, make_store, master):
     made = []
 
-    def make(*, clock=None, address=None, cluster_id="c1", delay_s=60.0, scanned=True):
+    def make(*, clock=None, address=None, cluster_id="c1", delay_s=60.0, report_s=1e6, scanned=True):
         request = master_pb2.RegisterWorkerRequest(
             worker_id="w1", node_id="n1", address="a:1", cluster_id=cluster_id, incarnation=5, protocol=PROTOCOL
         )
         clock = clock or SystemClock()
-        link = MasterLink(address or master.address, request, make_store.changes, clock, Metrics(), delay_s)
+        link = MasterLink(address or master.address, request, make_store.changes, clock, Metrics(), delay_s, report_s)
         if scanned:
             link.scan_done()
         made.append(link)
@@ -187,6 +187,21 @@ def test_a_block_that_is_known_again_after_the_next_report_stays(store, master, 
     count = len(master.heartbeats)
     master.wait(lambda: len(master.heartbeats) > count + 2)
     assert A in {r.key for r in store.reports()}
+
+
+def test_a_full_report_comes_from_time_to_time(store, master, make_link):
+    clock = FakeClock()
+    link = make_link(clock=clock, report_s=600)
+    clock.advance(1000)
+    link.register()
+    link.start(store)
+    master.wait(lambda: len(master.full_reports) == 1)
+    clock.advance(599)
+    count = len(master.heartbeats)
+    master.wait(lambda: len(master.heartbeats) > count + 2)
+    assert len(master.full_reports) == 1
+    clock.advance(1)
+    master.wait(lambda: len(master.full_reports) == 2)
 
 
 def test_another_cluster_and_a_clash_are_told_at_once(master, make_link):
