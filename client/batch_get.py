@@ -24,7 +24,7 @@ def lookup_many(
     core: Core, directory: Path, names: Sequence[Name], want_layout: bool, deadline: Deadline
 ) -> LookupResult:
     """One call for up to 8,192 names. A missing directory is all misses; so is a name that cannot be one."""
-    raw = [paths.encode(name) for name in names]
+    raw = [name if type(name) is bytes else paths.encode(name) for name in names]
     return _lookup(core, paths.normalise(directory), raw, want_layout, deadline)
 
 
@@ -136,7 +136,7 @@ def _read_one(core: Core, item: _Item, block: LocalBlock | HearthError | None, d
     try:
         OpenVersion(core.reader, item.version, local, bad=bad).read(0, item.view, deadline)
         return
-    except (Stale, NotFound):
+    except (Stale, BlockMissing):
         (now,) = _lookup(core, item.directory, [item.name], True, deadline).versions
     opened = core.open_version(_fitting(item.directory, item.name, now, item.view), deadline)
     try:

@@ -90,8 +90,9 @@ class _FileDraft:
             self.length_bytes = max(self.length_bytes, offset + done)
 
     def _room(self, offset: int, deadline: Deadline) -> int:
-        """How many bytes may be written at ``offset`` before asking again; more than 0."""
-        return PIECE_BYTES
+        """How many bytes to write at ``offset`` in one step: to the chunk's end, so that the hash and the kernel's copy
+        find them in the core's cache. More than 0."""
+        return CHUNK_BYTES - offset % CHUNK_BYTES
 
     def _pwrite(self, part: memoryview, offset: int) -> int:
         try:
@@ -149,7 +150,7 @@ class LocalDraft(_FileDraft):
             if offset >= self._limit:
                 worker_id = self.place.worker.worker_id
                 raise NoSpace(f"block {self.place.key}: worker {worker_id} has no room beyond {self._limit} bytes")
-        return min(PIECE_BYTES, self._limit - offset)
+        return min(super()._room(offset, deadline), self._limit - offset)
 
     def commit(self, sync: bool, deadline: Deadline) -> Committed:
         packed = self.packed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..common.checksums import CHUNK_BYTES
@@ -18,8 +17,7 @@ class Replica(NamedTuple):
     suspect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(NamedTuple):
     """One published content of one inode. Bytes [0, valid_bytes) are the block's, [valid_bytes, size_bytes) zeros."""
 
     inode: int
@@ -88,6 +86,8 @@ def pieces(offset: int, size: int, length_bytes: int) -> list[Piece]:
     >>> [piece.direct for piece in pieces(1, 2 * CHUNK_BYTES, 4 * CHUNK_BYTES)]
     [False, True, False]
     """
+    if not size:
+        return []
     end = offset + size
     assert offset >= 0
     assert end <= length_bytes

@@ -104,7 +104,10 @@ class OpenVersion:
             self._reader.report(self._version, worker_id, error)
 
     def _find_more_replicas(self, deadline: Deadline) -> bool:
-        now = self._reader.refresh(self._version, deadline)
+        try:
+            now = self._reader.refresh(self._version, deadline)
+        except HearthError:
+            return False  # the name is gone too, or the master: what went wrong first is what counts
         if now is None:
             return False
         if now.key != self._version.key:

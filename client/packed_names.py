@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..common.types import BlockKey
 from ..proto import common_pb2 as common
@@ -21,14 +20,16 @@ def pack(names: Sequence[bytes]) -> common.PackedNames:
     >>> pack([b"ab", b"cd"]).packed, list(pack([b"a", b"bc"]).names)
     (b'abcd', [b'a', b'bc'])
     """
-    width = len(names[0]) if names else 0
-    if width and all(len(name) == width for name in names):
-        return common.PackedNames(width=width, packed=b"".join(names))
+    widths = set(map(len, names))
+    if len(widths) == 1:
+        return common.PackedNames(width=widths.pop(), packed=b"".join(names))
     return common.PackedNames(names=names)
 
 
 def split(names: Sequence[bytes]) -> list[Sequence[bytes]]:
     """Groups that fit into one request each."""
+    if len(names) <= MAX_NAMES and sum(map(len, names)) + 4 * len(names) <= MAX_BYTES:
+        return [names] if names else []
     groups = []
     start = total = 0
     for index, name in enumerate(names):
@@ -73,32 +74,27 @@ def result(reply: pb.LookupManyReply, count: int, want_layout: bool) -> LookupRe
     found = bits(reply.found, count)
     versions: list[Version | None] = [None] * count
     if want_layout:
-        workers = [replica(worker) for worker in reply.workers]
-        for version, index in zip(_versions(reply, workers), (i for i, hit in enumerate(found) if hit), strict=True):
+        hits = (index for index, hit in enumerate(found) if hit)
+        for index, version in zip(hits, _versions(reply), strict=True):
             versions[index] = version
     return LookupResult(found, versions)
 
 
-def _versions(reply: pb.LookupManyReply, workers: list[Any]) -> list[Version]:
-    return [
-        Version(
-            inode,
-            size,
-            BlockKey(block, generation) if block else None,
-            length,
-            valid,
-            digest,
-            (workers[worker],) if block else (),
-        )
-        for inode, block, generation, length, digest, size, worker, valid in zip(
-            reply.inodes,
-            reply.blocks,
-            reply.generations,
-            reply.lengths_bytes,
-            reply.digests,
-            reply.sizes_bytes,
-            reply.worker_indexes,
-            reply.valid_bytes,
-            strict=True,
-        )
-    ]
+def _versions(reply: pb.LookupManyReply) -> Iterator[Version]:
+    replicas = [(replica(worker),) for worker in reply.workers]
+    columns = zip(
+        reply.inodes,
+        reply.sizes_bytes,
+        reply.blocks,
+        reply.generations,
+        reply.lengths_bytes,
+        reply.valid_bytes,
+        reply.digests,
+        reply.worker_indexes,
+        strict=True,
+    )
+    for inode, size, block, generation, length, valid, digest, worker in columns:
+        if block:
+            yield Version(inode, size, BlockKey(block, generation), length, valid, digest, replicas[worker])
+        else:
+            yield Version(inode, size, None)
