@@ -122,7 +122,10 @@ class MetadataCache:
     def made(self, token: int, directory: int, name: bytes, entry: common.Entry, *, new: bool = False) -> bool:
         """Our mutation made this name; ``new``: and its inode, just now. Whether it could be remembered."""
         inode = entry.attributes.inode
-        self._directory_changed(token, directory, entry, new=new)
+        if new or not stat.S_ISDIR(entry.attributes.mode):
+            self._directory_changed(token, directory, entry, new=new)
+        else:  # a directory moved in: how many are in there now depends on what it replaced
+            self.changed(directory)
         self._moves(inode, elsewhere=False)
         if not (directory in self._granted and self.undisturbed(token, directory, inode)):
             self._drop_name(directory, name)
@@ -152,10 +155,15 @@ class MetadataCache:
         attributes.nlink += new and stat.S_ISDIR(entry.attributes.mode)
         self._entries[directory] = changed
 
-    def unmade(self, token: int, directory: int, name: bytes, inode: int = 0) -> None:
-        """Our mutation removed this name, which stood for ``inode`` (0: not known which)."""
+    def unmade(
+        self, token: int, directory: int, name: bytes, inode: int = 0, moved: common.Entry | None = None
+    ) -> None:
+        """Our mutation removed this name, which stood for ``inode`` (0: not known which), or gave it to ``moved``."""
         inode = inode or self._names.get(directory, {}).get(name, 0)
-        self.changed(directory)
+        if moved is not None and not stat.S_ISDIR(moved.attributes.mode):
+            self._directory_changed(token, directory, moved, new=False)
+        else:
+            self.changed(directory)
         if inode:
             self.changed(inode)
         if directory in self._granted and self.undisturbed(token, directory):

@@ -49,6 +49,7 @@ class Content:
         self.dirty = False
         self.mtime_ns = 0  # of the last local change; 0: none
         self.error: OSError | None = None  # of the last publish that failed; fsync reports it once
+        self.incomplete: OSError | None = None  # of the last write, when it failed: this is nobody's whole version
         self.lock = trio.Lock()  # opening, making a working file, publishing
         self._writers = 0
         self._quiet = trio.Event()
@@ -67,6 +68,7 @@ class Content:
         if self.working is not None:
             self.working.truncate(0)
         self.size = self.valid = 0
+        self.incomplete = None
         self.changed(now_ns)
 
     def resize(self, size: int, now_ns: int) -> None:
@@ -75,6 +77,7 @@ class Content:
         if self.working is not None:
             self.working.truncate(size)
         self.size = size
+        self.incomplete = None
         self.changed(now_ns)
 
     def published_size(self, size: int, version: int) -> None:

@@ -40,7 +40,7 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
         if self.cluster_file.owns(inode):
             return self.cluster_file.attributes(inode)
         node = self.tree.node(inode)
-        await self.tree.entry(node)
+        await self.tree.last_seen(node)
         return self.tree.reply(node)
 
     @handler

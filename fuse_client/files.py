@@ -6,6 +6,7 @@ Laws:
 - Nothing of a change is seen elsewhere before close, fsync or the last release published it; O_TRUNC included. The one
   exception is a change of length of a file that nobody here is writing: that is the master's own operation.
 - A reader keeps the version it opened. If another mount publishes over it the node is detached.
+- A write that failed leaves a version incomplete: it is not published before another write, or a cut, has succeeded.
 - After a publish the block is immutable; a writer that goes on through a dup'd descriptor gets a new one by copy.
 """
 
@@ -207,6 +208,18 @@ class Files:
         node, flags = self._handles[number]
         content = node.content
         assert content is not None
+        try:
+            written = await self._write(node, content, flags, offset, data)
+        except FileTooBig:
+            raise
+        except OSError as error:
+            content.incomplete = error
+            raise
+        content.incomplete = None
+        self.bytes_written += written
+        return written
+
+    async def _write(self, node: FileNode, content: Content, flags: int, offset: int, data: bytes) -> int:
         while True:
             working = content.working
             if working is None:
@@ -227,7 +240,6 @@ class Files:
                 # The hole between the block's end and `offset` is a hole in its file too.
                 await working.write(offset, data)
                 content.wrote(offset, len(data), self._clock.wall_ns())
-            self.bytes_written += len(data)
             return len(data)
 
     async def _make_working(self, content: Content) -> None:

@@ -76,7 +76,7 @@ def mount(mountpoint: str, source: str, *, allow_other: bool, read_only: bool = 
     Raises:
         HearthError: one line that says what is wrong and what to do.
     """
-    mountpoint = os.path.abspath(mountpoint)  # noqa: PTH100
+    mountpoint = os.path.abspath(mountpoint)
     check_mountpoint(mountpoint)
     if os.geteuid() == 0:
         fd = _mount_as_root(mountpoint, source, allow_other=allow_other, read_only=read_only)

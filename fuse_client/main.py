@@ -50,7 +50,7 @@ def serve(settings: MountSettings) -> None:
     """
     configure_logging(settings.log_level, settings.log_format)
     allocation.keep_buffers()
-    mountpoint = os.path.abspath(settings.mountpoint)  # noqa: PTH100
+    mountpoint = os.path.abspath(settings.mountpoint)
     kernel_mount.check_mountpoint(mountpoint)
     node_id = settings.node_id or socket.gethostname()
     identity = Identity(

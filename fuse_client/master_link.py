@@ -34,6 +34,11 @@ class HasContext(Protocol):
 
 
 class MasterLink:
+    """
+    Attributes:
+        away: the last attempt of any call got no answer.
+    """
+
     def __init__(self, address: str, session: Session, timeout_s: float, attempt_timeout_s: float) -> None:
         self.address = address
         self.session = session
@@ -42,6 +47,7 @@ class MasterLink:
         self.on_stale: Callable[[], Awaitable[None]] | None = None
         self.on_session: Callable[[], None] | None = None
         self.stale_sessions = 0
+        self.away = False
         self._timeout_s = timeout_s
         self._attempt_timeout_s = attempt_timeout_s
         self._policy = RetryPolicy()
@@ -157,8 +163,12 @@ class MasterLink:
                 await answered.wait()
                 error = call.exception()
                 if error is not None:
-                    raise from_rpc_error(error, what)
+                    failure = from_rpc_error(error, what)
+                    self.away = isinstance(failure, Unavailable | DeadlineExceeded)
+                    raise failure
+                self.away = False
                 return call.result()
+            self.away = True
             raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s")
         finally:
             if not call.done():

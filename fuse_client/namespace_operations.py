@@ -208,7 +208,7 @@ class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]
             cache.changed(entry.attributes.inode)
             return
         if replaced != entry.attributes.inode:  # two names of one inode: rename does nothing
-            cache.unmade(token, old.inode, name_old, entry.attributes.inode)
+            cache.unmade(token, old.inode, name_old, entry.attributes.inode, moved=entry)
         cache.made(token, new.inode, name_new, entry)
         node = self.tree.table.current(entry.attributes.inode)
         if node is not None:

@@ -2,7 +2,8 @@
 
 Laws: one publish of a content at one time (its lock), no write during it (``hold``). Commit and publish are idempotent, so
 a failure at any point leaves the content dirty and the next attempt goes on. A block that worker or master lost while the
-file was open is written again from our own descriptor. A file that has no name left is published to nobody.
+file was open is written again from our own descriptor. A file that has no name left is published to nobody, nor is one
+whose last write failed: others keep the whole version before it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Publisher:
             if content.dirty:
                 try:
                     async with content.hold():
+                        if content.incomplete is not None:
+                            raise content.incomplete
                         await self._publish(node, content, sync=sync)
                 except OSError as error:
                     content.error = error

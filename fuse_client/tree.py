@@ -11,7 +11,7 @@ import stat
 
 import pyfuse3
 
-from ..common.errors import HearthError, NotADirectory, NotFound, Stale
+from ..common.errors import DeadlineExceeded, HearthError, NotADirectory, NotFound, Stale, Unavailable
 from ..common.telemetry import get_logger
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
@@ -78,6 +78,22 @@ class Tree:
         if not node.detached:
             node.entry = entry
         return entry
+
+    async def last_seen(self, node: FileNode) -> common.Entry:
+        """The same, but an open file is as it was last seen when the master does not answer: each read may ask for its
+        length. Looking at a path gets nothing old by this, for it begins with a lookup, which fails then.
+
+        Raises: as ``entry``.
+        """
+        seen = node.entry if node.opens and node.content is not None else None
+        if seen is not None and self.link.away and self.cache.peek(node.inode) is None:
+            return seen
+        try:
+            return await self.entry(node)
+        except (Unavailable, DeadlineExceeded):
+            if seen is None:
+                raise
+            return seen
 
     def node_for(self, entry: common.Entry) -> FileNode:
         """The node that a lookup gives. An open one whose content another client replaced is detached first; that its

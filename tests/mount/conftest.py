@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
 from hearthfs.tests.support.cluster import Cluster
 
 

@@ -1,9 +1,8 @@
 import pytest
+from hearthfs.fuse_client.inode_table import PRIVATE, InodeTable, Node
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
-from hearthfs.fuse_client.inode_table import PRIVATE, InodeTable, Node
 
 
 def test_nodeid_is_the_inodes_number() -> None:
