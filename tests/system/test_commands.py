@@ -276,7 +276,10 @@ def test_umount_works_on_a_mount_that_does_not(make_cluster, how):
     cluster = make_cluster(workers=1, mounts=1)
     place = cluster.mountpoint(1)
     (place / "x").write_text("hello")
-    with (place / "x").open():
+    # Held open by another process: closing it asks the daemon, and the next fork of ours would close it.
+    with (place / "x").open() as file:
+        holder = subprocess.Popen(["sleep", "100"], stdin=file)
+    try:
         if how == "master killed":
             cluster.kill("master")
         elif how == "daemon killed":
@@ -287,8 +290,11 @@ def test_umount_works_on_a_mount_that_does_not(make_cluster, how):
         done = cluster.hearth("umount", str(place), *(["--force"] if how == "master killed" else []))
         assert done.returncode == 0, done.stderr
         assert time.monotonic() - begin < 10
-    assert list(place.iterdir()) == []
-    assert cluster.hearth("umount", str(place)).returncode == 0
+        assert list(place.iterdir()) == []
+        assert cluster.hearth("umount", str(place)).returncode == 0
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 @pytest.mark.mount
