@@ -30,6 +30,7 @@ class Client(Names):
         worker_socket: unix socket of this node's worker. Empty: all bytes go by gRPC.
         kind: what the master's status calls the session.
         timeout_s: of each call as a whole; most methods have no other. Bytes of a file: of each read and write.
+        cluster_id: any other cluster is refused (WrongCluster). Empty: what answers first, and then only that.
         settings: all of the above and more; arguments win.
 
     A client belongs to the process that made it: after fork, every call in the child raises NotSupported.
@@ -46,9 +47,16 @@ class Client(Names):
         worker_socket: str = "",
         kind: str = "sdk",
         timeout_s: float | None = None,
+        cluster_id: str = "",
         settings: ClientSettings | None = None,
     ) -> None:
-        given = {"master": master, "node_id": node_id, "worker_socket": worker_socket, "timeout_s": timeout_s}
+        given = {
+            "master": master,
+            "node_id": node_id,
+            "worker_socket": worker_socket,
+            "timeout_s": timeout_s,
+            "cluster_id": cluster_id,
+        }
         chosen = {key: value for key, value in given.items() if value}
         settings = ClientSettings.load(chosen) if settings is None else settings.model_copy(update=chosen)
         super().__init__(build(settings, kind))
@@ -61,7 +69,12 @@ class Client(Names):
             Unavailable: ``path`` is not below a HearthFS mount, or the mount does not answer. Nothing was written.
         """
         found = mount_root.find(path)
-        settings = {"master": found.master, "node_id": found.node_id, "worker_socket": found.worker_socket}
+        settings = {
+            "master": found.master,
+            "node_id": found.node_id,
+            "worker_socket": found.worker_socket,
+            "cluster_id": found.cluster_id,
+        }
         return cls(**{**settings, **options}), found.path
 
     @property
@@ -86,7 +99,7 @@ class Client(Names):
     def open(
         self,
         path: Path,
-        mode: str = "r",
+        mode: str = "rb",
         buffering: int = -1,
         encoding: str | None = None,
         errors: str | None = None,

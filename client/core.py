@@ -83,11 +83,11 @@ def build(settings: ClientSettings, kind: str) -> Core:
     policy = RetryPolicy(settings.first_retry_s, settings.max_retry_s)
     session = Session(Identity(node_id, kind, name, settings.cluster_id))
     metadata = Metadata(settings.master, session, policy=policy, attempt_limit_s=settings.attempt_timeout_s)
-    local = (
-        LocalWorker(settings.worker_socket, cluster_id=settings.cluster_id, connections=settings.local_connections)
-        if settings.worker_socket
-        else None
-    )
+    local = None
+    if settings.worker_socket:
+        local = LocalWorker(
+            settings.worker_socket, cluster_id=lambda: session.cluster_id, connections=settings.local_connections
+        )
     workers = Workers(Channels(settings.max_channels), local, node_id, policy=policy)
     crew = Crew(settings.thread_count())
     reader = Reader(metadata, workers, crew)

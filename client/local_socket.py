@@ -30,8 +30,10 @@ from ..common.errors import (
     WrongCluster,
     from_errno,
 )
-from ..common.telemetry import current_trace_id
+from ..common.telemetry import current_trace_id, get_logger
 from ..proto import worker_pb2 as pb
+
+log = get_logger(__name__)
 
 MAX_BLOCKS = 64
 """Per request: the kernel passes at most 253 descriptors with one message, the contract 64."""
@@ -142,10 +144,15 @@ def decode(data: bytes, ancillary: Ancillary, flags: int) -> LocalReply:
 class LocalWorker:
     """Connections to one worker socket: at most ``connections``, one request in flight on each.
 
+    ``cluster_id()``: the cluster that the caller works with, empty while it does not know. A worker of another one may
+    have the same id and block numbers, so nothing of it is to be used.
+
     A connection on which anything went wrong is closed, so that a late reply and its descriptors die with it.
     """
 
-    def __init__(self, path: str, *, cluster_id: str = "", connections: int = 8, clock: Clock | None = None) -> None:
+    def __init__(
+        self, path: str, *, cluster_id: Callable[[], str] = str, connections: int = 8, clock: Clock | None = None
+    ) -> None:
         self.path = path
         self.worker_id = ""
         """Known after the first connection."""
@@ -166,12 +173,15 @@ class LocalWorker:
             connection.close()
 
     def identify(self, timeout_s: float) -> str | None:
-        """The worker's id, or None when no worker listens there."""
+        """The worker's id, or None when no worker of this cluster answers there."""
         try:
             if not self.worker_id:
                 self.call(pb.ControlRequest(hello=pb.Hello()), timeout_s).close()
             return self.worker_id
-        except (Unavailable, DeadlineExceeded):
+        except (Unavailable, DeadlineExceeded, Busy):
+            return None
+        except WrongCluster as error:
+            log.warning("local-worker-of-another-cluster", reason=error.message)
             return None
 
     def call(self, request: pb.ControlRequest, timeout_s: float) -> LocalReply:
@@ -242,15 +252,15 @@ class LocalWorker:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
             self._transport(connection, deadline, lambda: connection.connect(self.path))
             with self._exchange(connection, pb.ControlRequest(hello=pb.Hello()), deadline) as reply:
-                if self._cluster_id and reply.message.cluster_id not in ("", self._cluster_id):
+                wanted = self._cluster_id()
+                if wanted and reply.message.cluster_id not in ("", wanted):
                     raise WrongCluster(
-                        f"the worker at {self.path} belongs to cluster {reply.message.cluster_id!r}, "
-                        f"not to {self._cluster_id!r}"
+                        f"the worker at {self.path} belongs to cluster {reply.message.cluster_id!r}, not to {wanted!r}"
                     )
                 self.worker_id = reply.message.worker_id
         except BaseException as error:
             connection.close()
-            if isinstance(error, Unavailable):
+            if isinstance(error, Unavailable | WrongCluster):
                 self._absent_until = self._clock.monotonic_s() + ABSENT_S
             self._note_hung(start, error)
             raise

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 
 from ..common.data_stream import read_into, write_from
-from ..common.errors import Busy, DeadlineExceeded, TooBig, Unavailable, from_rpc_error
+from ..common.errors import Busy, DeadlineExceeded, TooBig, Unavailable, WrongCluster, from_rpc_error
 from ..common.telemetry import TRACE_KEY, current_trace_id
 from ..common.types import BlockKey
 from ..proto import worker_pb2 as pb
@@ -61,7 +61,10 @@ class Workers:
         """
         if self._local is None:
             raise Unavailable("this node has no worker")
-        return self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
+        try:
+            return self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
+        except WrongCluster as error:
+            raise Unavailable(error.message) from None
 
     def control(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
         """Any control operation that needs no descriptor, by the best way to ``worker``.

@@ -159,9 +159,9 @@ def test_text(client: Client, root: str) -> None:
     with client.open(f"{root}/t", "w", newline="\r\n") as file:
         file.write("héllo\nworld\n")
     assert client.read_bytes(f"{root}/t") == "héllo\r\nworld\r\n".encode()
-    with client.open(f"{root}/t") as file:
+    with client.open(f"{root}/t", "r") as file:
         assert list(file) == ["héllo\n", "world\n"]
-    with client.open(f"{root}/t", encoding="latin-1") as file:
+    with client.open(f"{root}/t", "rt", encoding="latin-1") as file:
         assert file.read(2) == "hÃ"
 
 

@@ -197,9 +197,10 @@ def test_busy_connections_are_waited_for_only_so_long(make: Callable) -> None:
 
 
 def test_another_clusters_worker_is_refused(make: Callable) -> None:
-    _, local = make(lambda request: None, cluster_id="c2")
+    _, local = make(lambda request: None, cluster_id=lambda: "c2")
     with pytest.raises(WrongCluster, match="'c1'"):
         local.call(open_request(), 5.0)
+    assert local.identify(5.0) is None
 
 
 def received(count: int, fd: int) -> tuple[list[tuple[int, int, bytes]], list[int]]:
