@@ -30,6 +30,11 @@ KEPT_FDS = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "anon_inode:[timer
 LEAK_GRACE_S = 5.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=2, help="rounds of each test that kills daemons (20 for the record)")
+    parser.addoption("--seed", type=int, default=None, help="seed of tests/faults; default: another one each time")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): may leave file descriptors or threads behind")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hearthfs.tests.support.cluster import Cluster
 
 FSCK_S = 30.0
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rounds", type=int, default=2, help="rounds of each kill -9 test (20 for the record)")
-    parser.addoption("--seed", type=int, default=None, help="seed of the faults; default: another one each time")
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -30,12 +28,6 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--rounds"))
-
-
-@pytest.fixture
-def sound() -> Callable[[Cluster], None]:
-    """``sound(cluster)``: fsck comes to find nothing, and no daemon has logged a trace back."""
-    return check_sound
 
 
 def check_sound(cluster: Cluster, *, warnings: bool = False) -> None:
@@ -66,3 +58,19 @@ def wait_for(what: str, check: Callable[[], object], timeout_s: float = 30.0) ->
 def block_files(cluster: Cluster, node: int) -> list[Path]:
     """Committed block files of a worker."""
     return sorted(path for path in (cluster.disk(node) / "blocks").glob("??/*") if path.is_file())
+
+
+def outcome(do: Callable[[], object]) -> str:
+    """ "ok", or the name of the errno."""
+    try:
+        do()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error))
+    return "ok"
+
+
+def timed(do: Callable[[], T]) -> tuple[T, float]:
+    """What it returned, and the seconds it took."""
+    begin = time.monotonic()
+    result = do()
+    return result, time.monotonic() - begin
