@@ -29,7 +29,7 @@ CALL_TIMEOUT_S = 5.0
 REPORT_TIMEOUT_S = 20.0
 COALESCE_S = 0.01
 """How long a heartbeat that was asked for waits for more to report."""
-MAX_PAUSE_S = 5.0
+MAX_PAUSE_S = 1.0
 DELETE_SLICE_S = 0.5
 """So long deletions may hold up the next heartbeat: freeing a large file takes a disk a while."""
 
