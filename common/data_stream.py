@@ -29,7 +29,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3_000),  # in fact the least time that one attempt to connect is given
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
