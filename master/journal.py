@@ -77,7 +77,10 @@ def iterate(reader: Reader, after: int = 0) -> Iterator[Record]:
 def trim(txn: Transaction, keep_records: int) -> int:
     """Deletes at most a page of the records that are older than the newest ``keep_records``; returns how many."""
     keep_from = last_number(txn) - keep_records + 1
-    old = [key for key, _ in txn.scan("journal", limit=PAGE_ROWS) if from_u64(key) < keep_from]
-    for key in old:
+    oldest = txn.scan("journal", limit=1)
+    if not oldest or (excess := keep_from - from_u64(oldest[0][0])) <= 0:
+        return 0
+    old = txn.scan("journal", limit=min(excess, PAGE_ROWS))
+    for key, _ in old:
         txn.delete("journal", key)
     return len(old)

@@ -42,6 +42,7 @@ log = get_logger("hearthfs.master")
 def _rpc(method: Callable[..., Awaitable[Any]]) -> Any:
     """Counts and times a call, binds its trace id, and turns its errors into gRPC statuses."""
     name = method.__name__
+    seconds, succeeded = metrics.RPC_SECONDS.labels(name), metrics.RPCS.labels(name, "ok")
 
     @functools.wraps(method)
     async def call(self: MasterService, request: Any, context: Any) -> Any:
@@ -65,8 +66,8 @@ def _rpc(method: Callable[..., Awaitable[Any]]) -> Any:
                     )
             await context.abort(failure.code, str(failure)[:DETAILS_MAX], to_trailing_metadata(failure))
         finally:
-            metrics.RPCS.labels(name, result).inc()
-            metrics.RPC_SECONDS.labels(name).observe(time.perf_counter() - started_s)
+            (succeeded if result == "ok" else metrics.RPCS.labels(name, result)).inc()
+            seconds.observe(time.perf_counter() - started_s)
 
     return call
 

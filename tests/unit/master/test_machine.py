@@ -219,8 +219,8 @@ def busy(tree, seed):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_replayed_journal_makes_the_same_tables(tmp_path, make_tree, seed):
-    tree = make_tree(LmdbStore(tmp_path / "data"))
+def test_a_replayed_journal_makes_the_same_tables(make_tree, seed):
+    tree = make_tree(MemoryStore())
     busy(tree, seed)
     tree.own(commands.EndSessions((70,)))
     tree.own(commands.BeginEpoch("test"))
@@ -230,12 +230,10 @@ def test_a_replayed_journal_makes_the_same_tables(tmp_path, make_tree, seed):
         records = list(journal.iterate(reader))
     assert sum(bool(record.error) for record in records) > 20
     assert sum(not record.error for record in records) > 100
-    for record in records:
-        with copy.batch() as batch:
+    with copy.batch() as batch:
+        for record in records:
             machine.replay(batch, record)
     expected = tree.dump()
-    expected["meta"] = [row for row in expected["meta"] if row[0] != b"schema"]
-    tree.store.close()
     tree.store = copy
     assert tree.dump() == expected
 

@@ -130,12 +130,13 @@ def test_a_directory_that_cannot_be_made(tmp_path):
 
 
 def test_a_full_map_fails_the_step_and_deletes_go_on(data):
-    store = LmdbStore(data, map_size_bytes=4 << 20, reserve_bytes=2 << 20)
+    store = LmdbStore(data, map_size_bytes=2 << 20, reserve_bytes=1 << 20)
     assert store.has_room()
     number = 0
     while store.has_room():
-        put(store, b"%08d" % number, os.urandom(2000))
+        put(store, b"%08d" % number, os.urandom(20_000))
         number += 1
+    assert number > 10
     for gone in range(number):
         with store.batch() as batch, batch.step() as txn:
             assert txn.delete("inodes", b"%08d" % gone)
