@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..common.errors import InvalidArgument, TooBig
+from ..common.errors import InvalidArgument, TooBig, Unavailable
 from ..common.telemetry import get_logger
 from ..proto import common_pb2, master_pb2
 from . import codec, reports
@@ -115,8 +115,15 @@ class Workers:
     # ---------------------------------------------------------------- what others ask
 
     def place(self, prefer_node: str, size_bytes: int, avoid: Iterable[str], count: int) -> list[str]:
-        """Live workers for new blocks, one for each. Raises: NoSpace."""
+        """Live workers for new blocks, one for each.
+
+        Raises:
+            NoSpace: those that are alive have no room, or there is none.
+            Unavailable: none is alive, but some may yet come back, as after a restart of the master.
+        """
         live = [member for worker_id in self._members.live() if (member := self._members.find(worker_id)) is not None]
+        if not live and any(self._members.state(each.worker_id) == "suspect" for each in self._members):
+            raise Unavailable("no worker has been heard of in the last seconds; try again")
         candidates = [Candidate(member.worker_id, member.node_id, member.available_bytes) for member in live]
         chosen = choose(candidates, count, prefer_node=prefer_node, size_bytes=size_bytes, avoid=tuple(avoid))
         for member in live:

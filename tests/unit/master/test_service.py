@@ -575,6 +575,22 @@ def test_replicas_of_a_wiped_worker_are_dropped(serve):
     serve(test)
 
 
+def test_a_writer_may_wait_for_workers_that_may_come_back(serve):
+    async def test(client, worker):
+        await client.register()
+        await worker.register_worker()
+        client.clock.advance(6)
+        client.master.core.membership.tick(client.clock.monotonic_s())
+        with pytest.raises(Unavailable, match="try again"):
+            await client.create(b"f", allocate=True)
+        client.clock.advance(30)
+        client.master.core.membership.tick(client.clock.monotonic_s())
+        with pytest.raises(NoSpace, match="no worker is alive"):
+            await client.create(b"f", allocate=True)
+
+    serve(test)
+
+
 def test_a_full_worker_gets_no_blocks(serve):
     async def test(client, worker):
         await client.register()
