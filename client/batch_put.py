@@ -25,6 +25,10 @@ from .writer import PLACES, Full
 
 log = get_logger(__name__)
 
+STEP_S = 5.0
+SLOW_BYTES_PER_S = 50 << 20
+"""A worker that is slower counts as one that hangs, as long as there is another to try."""
+
 
 @dataclass(frozen=True)
 class PutOptions:
@@ -106,7 +110,8 @@ class _Batch:
         left = items
         for attempt in range(1, PLACES + 1):
             last = attempt == PLACES
-            self._step = self._deadline if last else self._deadline.part(0.5, 5.0)
+            least_s = STEP_S + sum(len(item.view) for item in left) / SLOW_BYTES_PER_S
+            self._step = self._deadline if last else self._deadline.part(0.5, least_s)
             failed = self._write_all(left, avoid, last=last)
             failed += self._publish([item for item in left if item not in failed and not self._results[item.index]])
             left = failed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
-from ..common.errors import HearthError
+from ..common.errors import Exists, HearthError
 from . import batch_get, mount_root, opening, trees
 from .batch_put import PutOptions, put_many
 from .core import Core, build
@@ -124,7 +124,12 @@ class Client(Names):
     def write_bytes(self, path: Path, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
         """The whole file in one step: others see the old content or the new. ``sync``: durable, too."""
         (error,) = self._put([path], [data], None, PutOptions(sync=sync), None, make=False)
-        if error is not None:
+        if isinstance(error, Exists):  # a symlink has the name: the file that it points to is meant
+            with self.open(path, "wb", buffering=0) as file:
+                file.write(data)
+                if sync:
+                    file.fsync()  # type: ignore[attr-defined]
+        elif error is not None:
             raise error
 
     # -- batches

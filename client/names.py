@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from ..common.errors import Exists, InvalidArgument, NoAttribute, NotADirectory, NotFound
+from ..common.errors import Exists, InvalidArgument, NoAttribute, NotADirectory, NotFound, SymlinkLoop
 from ..common.types import ROOT_INODE, XATTR_VALUE_MAX_BYTES
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
@@ -59,7 +59,7 @@ class Names:
     def _kind(self, path: Path) -> int | None:
         try:
             return stat.S_IFMT(self.stat(path).st_mode)
-        except (NotFound, NotADirectory):
+        except (NotFound, NotADirectory, SymlinkLoop):
             return None
 
     def statvfs(self) -> Space:

@@ -122,6 +122,11 @@ def test_links(client: Client, root: str) -> None:
     with client.open(f"{root}/soft", "wb") as file:  # writes the target, keeps the link
         file.write(b"y")
     assert client.read_bytes(f"{root}/hard") == b"y"
+    client.write_bytes(f"{root}/soft", b"z", sync=True)
+    assert client.read_bytes(f"{root}/hard") == b"z"
+    client.write_bytes(f"{root}/hard", b"y")
+    client.symlink("loop", f"{root}/loop")
+    assert not client.exists(f"{root}/loop")
     with pytest.raises(InvalidArgument, match="not a symlink"):
         client.readlink(f"{root}/f")
     client.unlink(f"{root}/f")

@@ -148,6 +148,16 @@ def test_own_bytes_can_be_read_and_cut_but_not_those_sent_away(draft: Draft) -> 
     assert draft.length_bytes == 5
 
 
+def test_checksums_are_of_the_callers_bytes_not_of_what_the_disk_kept(workers: Any, tmp_path: Path) -> None:
+    data = random.randbytes(CHUNK_BYTES + 100)
+    draft = local(workers, tmp_path / "block")
+    draft.write(0, memoryview(data), END)
+    with (tmp_path / "block").open("r+b") as file:
+        file.write(b"the disk lost its mind")
+    assert draft.commit(False, END).digest == checksums.digest(packed_of(data), len(data))
+    draft.close()
+
+
 def test_room_is_asked_for_again(workers: Any, tmp_path: Path) -> None:
     draft = local(workers, tmp_path / "block", limit=10)
     workers.limits = [15, 100]
