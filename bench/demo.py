@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -40,7 +41,11 @@ class Demo:
         self.engines = [
             Engine(
                 model,
-                {"root": str(cluster.mountpoint(node) / "kv"), "offload_prompt_only": False},
+                {
+                    "root": str(cluster.mountpoint(node) / "kv"),
+                    "offload_prompt_only": False,
+                    "lookup_timeout_s": 5,  # a machine with two cores and eight processes is late at times
+                },
                 directory / f"engine{node}.log",
             )
             for node in (1, 2)
@@ -50,7 +55,7 @@ class Demo:
         self.expected_blocks = 0
 
     def start(self) -> str:
-        facts = [engine.wait_ready(240.0) for engine in self.engines]
+        facts = [engine.wait_ready() for engine in self.engines]
         assert facts[0]["block_tokens"] == BLOCK_TOKENS, facts
         for number, engine in enumerate(self.engines):
             engine.generate(prompt(f"warm up {number}", BLOCK_TOKENS - 20), 4)
@@ -68,9 +73,10 @@ class Demo:
         wait_until(lambda: self.blocks() >= total, f"{total} chunks stored")
 
     def compare(self, cold: Generation, warm: Generation) -> bool:
+        """Whether both gave the same tokens, as far as ``cold`` went."""
         self.gaps += cold.gaps
-        self.noise += [abs(one - other) for one, other in zip(cold.best, warm.best, strict=True)]
-        return cold.tokens == warm.tokens
+        self.noise += [abs(one - other) for one, other in zip(cold.best, warm.best, strict=False)]
+        return cold.tokens == warm.tokens[: len(cold.tokens)]
 
     def prompts(self, tokens: int) -> PromptRow:
         """Cold on node 1, then from HearthFS on node 1, then on node 2."""
@@ -106,7 +112,7 @@ class Demo:
             all_blocks = (len(history) + ANSWER_TOKENS - 1) // BLOCK_TOKENS
             self.wait_stored(before + all_blocks - known)
             decode_blocks = self.blocks() - before - (prompt_blocks - known)
-            cold = engine.generate(history, ANSWER_TOKENS, skip_reading_prefix_cache=True)
+            cold = engine.generate(history, TOKENS, skip_reading_prefix_cache=True)
             equal = self.compare(cold, warm)
             rows.append(ChatRow(turn, cold.first_token_ms, warm.first_token_ms, decode_blocks, equal))
             history += warm.tokens
@@ -174,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster's directory and logs")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing stays behind
     BUILD.mkdir(exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="hearth-demo-"))
     try:

@@ -12,15 +12,19 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
+ORPHAN_GRACE_S = 30.0
 BLOCK_TOKENS = 128
 
 
@@ -146,8 +150,11 @@ class Engine:
             os.close(self._answers)
             self._answers = -1
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, 9)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
     def __enter__(self) -> Self:
         try:
@@ -182,6 +189,7 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": str(min(4, os.cpu_count() or 1)),
+    "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads of two engines on two cores stop each other
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -295,13 +303,24 @@ def _main() -> None:
         def answer(value: dict[str, Any]) -> None:
             print(json.dumps(value), file=answers, flush=True)
 
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_read_orders, args=(lines,), daemon=True).start()
         child = _Child(order)
         answer(child.facts())
-        for line in sys.stdin:
+        while line := lines.get():
             try:
                 answer(child.do(json.loads(line)))
             except Exception as error:
                 answer({"error": f"{type(error).__name__}: {error}"})
+
+
+def _read_orders(lines: queue.SimpleQueue[str]) -> None:
+    """Passes orders on; when whoever gave them is gone, ends the engine, at the latest after a grace period."""
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put("")
+    time.sleep(ORPHAN_GRACE_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         self._notices = context.notices
         self._identity: KvIdentity = identity_of(context.vllm_config, config, context.settings, context.notices)
         self._storage = Storage(context.settings, context.notices)
+        self._storage.start()
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003 - vLLM's signature

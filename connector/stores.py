@@ -154,11 +154,10 @@ class Storer:
             self._writes.put(None)
 
     def _gather_all(self) -> None:
-        self._storage.is_reachable()  # connects before the first load needs it
         while (job := self._queue.get()) is not None:
             left = job.pieces
             try:
-                if not self._storage.is_reachable():
+                if not self._storage.is_open:
                     job.cancelled = job.cancelled or "store is not reachable"
                 while left and not job.cancelled:
                     taken = self._gather_some(job, left)

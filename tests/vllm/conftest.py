@@ -43,7 +43,9 @@ def hybrid(hybrid_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     root = directory / "kv"
     root.mkdir()
     extra = {"root": str(root), "backend": "plain", "blocks_per_chunk": 2, "offload_prompt_only": False}
-    with Engine(hybrid_model, extra, directory / "log", {"num_gpu_blocks_override": 80}) as engine:
+    with Engine(
+        hybrid_model, extra, directory / "log", {"num_gpu_blocks_override": 80, "prefix_cache_retention_interval": 256}
+    ) as engine:
         yield Served(engine, root)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from hearthfs.common.clock import Clock
 from hearthfs.common.errors import HearthError, NotFound
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
@@ -36,6 +35,7 @@ class MemoryStore:
         self.before_load: Callable[[], None] = lambda: None
         self.before_store: Callable[[], None] = lambda: None
         self.lock = threading.Lock()
+        self.closed = False
 
     def lookup(self, directory: str, names: Sequence[str], timeout_s: float) -> list[bool]:
         if self.error:
@@ -77,5 +77,7 @@ class MemoryStore:
         self.closed = True
 
 
-def storage_of(store: MemoryStore, settings: ConnectorSettings, log: Log, clock: Clock | None = None) -> Storage:
-    return Storage(settings, Notices(log, interval_s=0), opener=lambda _: store, clock=clock)
+def storage_of(store: MemoryStore, settings: ConnectorSettings, log: Log) -> Storage:
+    storage = Storage(settings, Notices(log, interval_s=0), opener=lambda _: store)
+    storage.probe()
+    return storage

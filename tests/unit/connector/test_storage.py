@@ -1,10 +1,12 @@
-from hearthfs.common.clock import FakeClock
+import threading
+
 from hearthfs.common.errors import Unavailable
 from hearthfs.connector.backend import ChunkStore
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.connector.storage import Storage
 from hearthfs.tests.unit.connector.fakes import Log, MemoryStore, storage_of
+from hearthfs.tests.unit.connector.test_loads import wait_until
 
 SETTINGS = ConnectorSettings(root="/kv", probe_interval_s=5)
 
@@ -21,23 +23,43 @@ class Opener:
         return self.store
 
 
-def test_not_mounted_is_no_cache_one_warning_and_a_probe_every_few_seconds() -> None:
-    log, clock, opener = Log(), FakeClock(), Opener()
-    storage = Storage(SETTINGS, Notices(log, clock), opener, clock)
+def test_not_mounted_is_no_cache_and_one_warning() -> None:
+    log, opener = Log(), Opener()
+    storage = Storage(SETTINGS, Notices(log), opener)
     for _ in range(10):
+        assert not storage.probe()
         assert storage.lookup(["d"], ["a"]) is None
         (error,) = storage.load("d", ["a"], [memoryview(bytearray(1))])
         assert isinstance(error, Unavailable)
-    assert opener.calls == 1
-    for _ in range(20):
-        clock.advance(5)
-        storage.lookup(["d"], ["a"])
-    assert opener.calls == 21
-    assert len([line for line in log.lines if "without the KV cache" in line]) == 1
+    assert opener.calls == 10, "nothing but the probe tries to open it"
+    assert len(log.lines) == 1
+    assert "without the KV cache" in log.lines[0]
     opener.store = MemoryStore()
     opener.store.files["d", "a"] = b"x"
-    clock.advance(5)
+    assert storage.probe()
     assert storage.lookup(["d"], ["a"]) == [True]
+
+
+def test_the_probing_thread_ends_when_it_is_open_and_when_it_is_closed() -> None:
+    opener = Opener()
+    storage = Storage(SETTINGS.model_copy(update={"probe_interval_s": 0.001}), Notices(Log()), opener)
+    storage.start()
+    wait_until(lambda: opener.calls > 3)
+    opener.store = MemoryStore()
+    wait_until(lambda: storage.is_open)
+    other = Storage(SETTINGS, Notices(Log()), Opener())
+    other.start()
+    other.close()
+    wait_until(lambda: not any(thread.name == "hearth-probe" for thread in threading.enumerate()))
+
+
+def test_a_store_that_opens_after_close_is_closed() -> None:
+    opener = Opener()
+    opener.store = MemoryStore()
+    storage = Storage(SETTINGS, Notices(Log()), opener)
+    storage.close()
+    assert storage.probe()
+    assert (opener.store.closed, storage.is_open) == (True, False)
 
 
 def test_a_hit_needs_every_rank() -> None:
@@ -67,4 +89,4 @@ def test_manifest_is_written_once_and_after_close_nothing_is() -> None:
     assert store.files["d", "manifest.json"] == b"1"
     storage.close()
     assert storage.lookup(["d"], ["a"]) is None
-    assert not storage.is_reachable()
+    assert not storage.is_open

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hearthfs.common.clock import FakeClock
-from hearthfs.common.errors import NoSpace, Unavailable
+from hearthfs.common.errors import NoSpace
 from hearthfs.connector import chunk_format
 from hearthfs.connector.loads import Loader
 from hearthfs.connector.notices import Notices
@@ -140,11 +140,7 @@ def test_errors_of_the_store_are_outcomes(bench: Bench, error: Exception) -> Non
 
 def test_unreachable_store_copies_nothing() -> None:
     bench = Bench()
-
-    def refuse(_: object) -> MemoryStore:
-        raise Unavailable("not mounted")
-
-    bench.storage._opener = refuse
+    bench.storage.close()
     bench.storer.start()
     bench.submit(1, 3)
     assert bench.finished(1) == [1]
