@@ -1,4 +1,4 @@
-"""Blocks for the mount: where the bytes of a published one come from, where a new one is written, how it is committed."""
+"""Blocks for the mount: where the bytes of a published one come from, where a new one is written, how it is sealed."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ Laws:
   inode moved since, the answer may be used once but is not remembered (``fresh`` is false, kernel timeout 0).
 - Replies to our own mutations are newer than any invalidation that other mounts' changes sent before; of two replies
   about one inode the one with the later ctime stays.
-- A directory is *complete* when every name in it is known: what is not known does not exist. One that we made is so from
-  the start (the master gives us the grant with it), one that we listed wholly too, until a name of it gets lost here.
+- A directory is *complete* when every name in it is known: what is not known does not exist. One that we made is so
+  from the start (the master gives us the grant with it), one that we listed wholly too, until a name gets lost here.
 - Names and attributes that a mutation made are remembered only below a directory on which we hold a grant: a read of it
   gave us one, and it lasts as long as the session.
 

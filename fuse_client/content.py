@@ -113,17 +113,16 @@ class Content:
 
     # -- writers and publishing keep out of each other's way
 
-    @asynccontextmanager
-    async def writing(self) -> AsyncIterator[None]:
+    async def begin_write(self) -> None:
+        """Waits while a publish holds writers out. ``end_write`` follows, whatever happens."""
         while self._held is not None:
             await self._held.wait()
         self._writers += 1
-        try:
-            yield
-        finally:
-            self._writers -= 1
-            if not self._writers:
-                self._quiet.set()
+
+    def end_write(self) -> None:
+        self._writers -= 1
+        if not self._writers:
+            self._quiet.set()
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:

@@ -138,12 +138,12 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
     @handler
     async def flush(self, fh: int) -> None:
         if fh != cluster_file.HANDLE:
-            await self.files.publish(self.files.handle(fh).node)
+            await self.files.publish(self.files.node(fh))
 
     @handler
     async def fsync(self, fh: int, datasync: bool) -> None:
         if fh != cluster_file.HANDLE:
-            await self.files.fsync(self.files.handle(fh).node)
+            await self.files.fsync(self.files.node(fh))
 
     @handler
     async def release(self, fh: int) -> None:

@@ -16,7 +16,6 @@ import itertools
 import os
 import weakref
 from collections import OrderedDict
-from typing import NamedTuple
 
 import pyfuse3
 import trio
@@ -39,11 +38,6 @@ kernel has seen the first one's reply."""
 OPEN_TRIES = 5
 
 
-class Handle(NamedTuple):
-    node: FileNode
-    flags: int
-
-
 class Files:
     def __init__(self, tree: Tree, blocks: Blocks, publisher: Publisher, clock: Clock, warm_limit: int) -> None:
         self.tree = tree
@@ -52,14 +46,15 @@ class Files:
         self._clock = clock
         self._warm_limit = warm_limit
         self._warm: OrderedDict[int, FileNode] = OrderedDict()  # closed nodes that still have content, by nodeid
-        self._handles: dict[int, Handle] = {}
+        self._handles: dict[int, FileNode] = {}
         self._numbers = itertools.count(1)
         self._opening: weakref.WeakValueDictionary[int, trio.Lock] = weakref.WeakValueDictionary()
         self._dropped_pages: dict[int, float] = {}
         self.bytes_read = 0
         self.bytes_written = 0
 
-    def handle(self, number: int) -> Handle:
+    def node(self, number: int) -> FileNode:
+        """The node of an open handle."""
         return self._handles[number]
 
     def __len__(self) -> int:
@@ -82,17 +77,20 @@ class Files:
             lock = self._opening.setdefault(node.nodeid, trio.Lock())
             async with lock:
                 content = await self._content(node, truncate)
+            if flags & os.O_APPEND and not truncate and node.told_version != content.version:
+                # The kernel appends at the length that it was told; it asks again and finds the one of this version.
+                raise Stale(f"inode {node.inode}: another version was published while it was opened")
             if truncate:
                 async with content.lock, content.hold():
                     content.empty(self._clock.wall_ns())
-            return self._opened(node, content, flags)
+            return self._opened(node, content)
         except BaseException:
             self._close(node)
             raise
 
-    def _opened(self, node: FileNode, content: Content, flags: int) -> pyfuse3.FileInfo:
+    def _opened(self, node: FileNode, content: Content) -> pyfuse3.FileInfo:
         number = next(self._numbers)
-        self._handles[number] = Handle(node, flags)
+        self._handles[number] = node
         now = self._clock.monotonic_s()
         keep = node.kernel_version == content.version or content.dirty
         if not keep:
@@ -103,12 +101,12 @@ class Files:
             keep = False
         return pyfuse3.FileInfo(fh=number, keep_cache=keep)
 
-    def created(self, node: FileNode, entry: common.Entry, flags: int) -> pyfuse3.FileInfo:
+    def created(self, node: FileNode, entry: common.Entry) -> pyfuse3.FileInfo:
         """Of a file that this mount just made: nobody else has it open."""
         self.tree.table.opened(node)
         node.content = Content(entry.attributes.version, 0)
-        node.kernel_version = entry.attributes.version
-        return self._opened(node, node.content, flags)
+        node.kernel_version = node.told_version = entry.attributes.version
+        return self._opened(node, node.content)
 
     async def _content(self, node: FileNode, truncate: bool) -> Content:
         """The content that a new handle shares: that of the other handles, the one of a file closed not long ago if
@@ -149,7 +147,7 @@ class Files:
 
     async def release(self, number: int) -> None:
         """The last descriptor of a handle is closed, and every mapping of it is gone."""
-        node = self._handles.pop(number).node
+        node = self._handles.pop(number)
         try:
             await self.publish(node)
         except HearthError as error:
@@ -197,7 +195,7 @@ class Files:
     # -- bytes
 
     async def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        content = self._handles[number].node.content
+        content = self._handles[number].content
         assert content is not None
         data = await content.read(offset, size)
         self.bytes_read += len(data)
@@ -205,11 +203,10 @@ class Files:
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         """Raises NoSpace, FileTooBig; HearthError: no working block was to be had."""
-        node, flags = self._handles[number]
-        content = node.content
+        content = self._handles[number].content
         assert content is not None
         try:
-            written = await self._write(node, content, flags, offset, data)
+            written = await self._write(content, offset, data)
         except FileTooBig:
             raise
         except OSError as error:
@@ -219,19 +216,16 @@ class Files:
         self.bytes_written += written
         return written
 
-    async def _write(self, node: FileNode, content: Content, flags: int, offset: int, data: bytes) -> int:
+    async def _write(self, content: Content, offset: int, data: bytes) -> int:
         while True:
             working = content.working
             if working is None:
                 await self._make_working(content)
                 continue
-            async with content.writing():
+            await content.begin_write()
+            try:
                 if content.working is not working:
                     continue  # published meanwhile
-                if flags & os.O_APPEND and offset != content.size:
-                    # The kernel believed in another length than the version that was opened has.
-                    offset = content.size
-                    node.kernel_version = None
                 end = offset + len(data)
                 if end > FILE_MAX_BYTES:
                     raise FileTooBig(f"a file has at most {FILE_MAX_BYTES} bytes")
@@ -240,6 +234,8 @@ class Files:
                 # The hole between the block's end and `offset` is a hole in its file too.
                 await working.write(offset, data)
                 content.wrote(offset, len(data), self._clock.wall_ns())
+            finally:
+                content.end_write()
             return len(data)
 
     async def _make_working(self, content: Content) -> None:
@@ -287,6 +283,7 @@ class Files:
             return
         if node.kernel_version == content.version:
             node.kernel_version = known.version  # the kernel cut its pages itself
+        node.told_version = known.version
         if not content.dirty:
             content.published_size(known.size_bytes, known.version)
 

@@ -24,7 +24,18 @@ C = TypeVar("C")
 
 
 class Node(Generic[C]):
-    __slots__ = ("content", "detached", "entry", "inode", "kernel_version", "lookups", "nodeid", "opens", "orphan")
+    __slots__ = (
+        "content",
+        "detached",
+        "entry",
+        "inode",
+        "kernel_version",
+        "lookups",
+        "nodeid",
+        "opens",
+        "orphan",
+        "told_version",
+    )
 
     def __init__(self, nodeid: int, inode: int) -> None:
         self.nodeid = nodeid
@@ -36,6 +47,7 @@ class Node(Generic[C]):
         self.entry: common.Entry | None = None  # as last seen; kept for what the master cannot tell any more
         self.content: C | None = None  # of the open file, or of one closed not long ago
         self.kernel_version: int | None = None  # the content version that the kernel's cached pages belong to
+        self.told_version: int | None = None  # the one whose length the kernel was told last
 
 
 class InodeTable(Generic[C]):

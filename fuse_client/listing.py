@@ -1,7 +1,7 @@
 """One open directory being listed, in pages, with the attributes of every entry.
 
-Cookies are the master's, moved up by two for "." and "..": an entry that exists all along is listed exactly once, whatever
-else comes and goes. A page is kept for the next call only; memory does not grow with the directory.
+Cookies are the master's, moved up by two for "." and "..": an entry that exists all along is listed exactly once,
+whatever else comes and goes. A page is kept for the next call only; memory does not grow with the directory.
 """
 
 from __future__ import annotations

@@ -142,9 +142,10 @@ class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]
         node = self.tree.made(token, parent, name, reply.entry, new=not reply.existed)
         if reply.existed:
             # Somebody elsewhere made it meanwhile: this is an open of a file that exists.
+            node.told_version = reply.entry.attributes.version
             opened = await self.files.open(node, flags)
         else:
-            opened = self.files.created(node, reply.entry, flags)
+            opened = self.files.created(node, reply.entry)
         return opened, self.tree.looked_up(node, directory=parent.inode, name=name)
 
     # -- removing and renaming

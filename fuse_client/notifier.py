@@ -1,8 +1,8 @@
 """Writes notifications to the kernel, in a thread of its own.
 
 Laws: notifications never run on the thread that replies; the queue is bounded by coalescing (one epoch increment and a
-set of the inodes that the kernel knows, however many events wait); ``done`` of an event is called only after the kernel took everything that the
-event needs.
+set of inodes that the kernel knows, however many events wait); ``done`` of an event is called only after the kernel
+took everything that the event needs.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Notifier:
         self._thread.start()
 
     def submit(self, *, names: bool, nodeids: Iterable[int], done: Done) -> None:
-        """Queues an invalidation of all names (when ``names``) and of these inodes' attributes; then ``done`` is called,
-        on the notifier's thread. After ``close`` it is called at once: nobody is left who has caches."""
+        """Queues an invalidation of all names (when ``names``) and of these inodes' attributes; then ``done`` is
+        called, on the notifier's thread. After ``close`` it is called at once: nobody is left who has caches."""
         with self._condition:
             if not self._closed:
                 self._epoch = self._epoch or names

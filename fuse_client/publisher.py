@@ -1,9 +1,9 @@
 """Makes what was written here the file's version for everybody: commit on the worker, then publish at the master.
 
-Laws: one publish of a content at one time (its lock), no write during it (``hold``). Commit and publish are idempotent, so
-a failure at any point leaves the content dirty and the next attempt goes on. A block that worker or master lost while the
-file was open is written again from our own descriptor. A file that has no name left is published to nobody, nor is one
-whose last write failed: others keep the whole version before it.
+Laws: one publish of a content at one time (its lock), no write during it (``hold``). Commit and publish are idempotent,
+so a failure at any point leaves the content dirty and the next attempt goes on. A block that worker or master lost
+while the file was open is written again from our own descriptor. A file that has no name left is published to nobody,
+nor is one whose last write failed: others keep the whole version before it.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Publisher:
         content.committed = None
         content.error = None
         node.entry = entry
+        node.told_version = content.version  # the length is what the kernel wrote itself
         if node.kernel_version is not None:
             node.kernel_version = content.version  # the kernel's pages went through us
         self._tree.cache.modified(token, entry)

@@ -53,9 +53,9 @@ _PREFIXES = ("x-", "comment=")
 def parse_fstab_options(master: str, mountpoint: str, options: str) -> dict[str, object]:
     """Flags for ``MountSettings.load`` from what ``mount -t fuse.hearthfs MASTER MOUNTPOINT -o OPTIONS`` passes on.
 
-    mount(8) runs ``/sbin/mount.fuse3 MASTER MOUNTPOINT -t hearthfs -o OPTIONS``, which runs ``hearthfs MASTER MOUNTPOINT
-    -o OPTIONS``; a program ``/sbin/mount.fuse.hearthfs`` is preferred where it exists. Options are the settings' names,
-    ``-`` and ``_`` being the same, beside those of mount(8).
+    mount(8) runs ``/sbin/mount.fuse3 MASTER MOUNTPOINT -t hearthfs -o OPTIONS``, which runs ``hearthfs MASTER
+    MOUNTPOINT -o OPTIONS``; a program ``/sbin/mount.fuse.hearthfs`` is preferred where it exists. Options are the
+    settings' names, ``-`` and ``_`` being the same, beside those of mount(8).
 
     >>> parse_fstab_options("10.0.0.1:7070", "/mnt/kv", "rw,_netdev,node-id=n1,allow_other,ro")
     {'master': '10.0.0.1:7070', 'mountpoint': '/mnt/kv', 'node_id': 'n1', 'allow_other': True, 'read_only': True}

@@ -1,8 +1,8 @@
 """The namespace as this mount sees it: nodes of the kernel, entries of the master, the cache between them.
 
 Law of timeouts: the kernel may keep exactly what our own cache keeps, no longer than the lease; the decision is taken
-after the last ``await`` before the reply, on the thread that also applies invalidations. So an invalidation either comes
-before, and the timeout is 0, or after, and its notification finds what the kernel kept.
+after the last ``await`` before the reply, on the thread that also applies invalidations. So an invalidation either
+comes before, and the timeout is 0, or after, and its notification finds what the kernel kept.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ class Tree:
         inode = entry.attributes.inode
         node = self.table.attach(inode)
         content = node.content
-        if node.opens and content is not None and not content.lock.locked():
-            if content.version < entry.attributes.version:
-                self.table.detach(inode)
-                node = self.table.attach(inode)
+        settled = node.opens and content is not None and not content.lock.locked()
+        if settled and content is not None and content.version < entry.attributes.version:
+            self.table.detach(inode)
+            node = self.table.attach(inode)
         node.entry = entry
         return node
 
@@ -162,6 +162,8 @@ class Tree:
         assert entry is not None
         timeout_s = self.cache.timeout_s()
         out = attributes(node, entry)
+        shown = node.content if node.opens else None
+        node.told_version = entry.attributes.version if shown is None else shown.version
         dirty = node.opens and node.content is not None and node.content.dirty
         out.attr_timeout = timeout_s if kept and not dirty else 0
         known = directory and self.cache.find(directory, name) == node.inode
@@ -191,8 +193,8 @@ class Tree:
         return self.node_for(entry)
 
     async def target(self, parent: FileNode, name: bytes) -> int:
-        """The inode that a mutation is about to take the name from; 0 when there is none. Asked of the master when it is
-        not known: what else we know of that inode changes with it."""
+        """The inode that a mutation is about to take the name from; 0 when there is none. Asked of the master when it
+        is not known: what else we know of that inode changes with it."""
         found = self.cache.find(parent.inode, name)
         if found is None:
             node = await self.lookup(parent, name)

@@ -1,8 +1,8 @@
 """The Watch stream: pings out, invalidations in, acks out. Blocking gRPC in threads of its own.
 
 Law: an event is acknowledged only after the mount's caches and the kernel's are clean, which ``on_event`` reports by
-calling ``acknowledge``. A stream that ended is never taken up again: ``on_lost`` is called once, and a new session gets a
-new ``Watch``.
+calling ``acknowledge``. A stream that ended is never taken up again: ``on_lost`` is called once, and a new session gets
+a new ``Watch``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import trio
 from ..common.checksums import Accumulator, digest
 from ..common.types import BlockKey
 
-SLOW_WRITE_S = 0.02
+SLOW_WRITE_S = 0.05
 SLOW_FOR_S = 5.0
 
 

@@ -184,9 +184,7 @@ def test_writer_and_rename_in_many_threads(pair: Pair) -> None:
             data = os.urandom(1 + (thread * 8 + number) * 40_009)
             (pair.a / f"{name}.tmp").write_bytes(data)
             (pair.a / f"{name}.tmp").rename(pair.a / name)
-            for path in (pair.b / name, pair.a / name):
-                if path.read_bytes() != data:
-                    problems.append(str(path))
+            problems.extend(str(side / name) for side in (pair.b, pair.a) if (side / name).read_bytes() != data)
 
     threads = [threading.Thread(target=store, args=(number,)) for number in range(4)]
     for thread in threads:
