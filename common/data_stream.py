@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ..proto import worker_pb2 as pb
 from . import checksums
-from .errors import BlockCorrupt, HearthError, from_rpc_error, to_trailing_metadata
+from .errors import BlockCorrupt, HearthError, InvalidArgument, from_rpc_error, to_trailing_metadata
 
 SERVICE = "hearthfs.v1.Data"
 READ = f"/{SERVICE}/Read"
@@ -64,7 +65,7 @@ def handlers(read: ReadHandler, write: WriteHandler) -> grpc.GenericRpcHandler:
 
     def serve_write(messages: Iterator[bytes], context: grpc.ServicerContext) -> pb.WriteReply:
         try:
-            return write(pb.WriteHeader.FromString(next(messages)), messages)
+            return write(_header(messages), messages)
         except HearthError as error:
             _abort(context, error)
             raise
@@ -76,6 +77,14 @@ def handlers(read: ReadHandler, write: WriteHandler) -> grpc.GenericRpcHandler:
             "Write": grpc.stream_unary_rpc_method_handler(serve_write, _same, pb.WriteReply.SerializeToString),
         },
     )
+
+
+def _header(messages: Iterator[bytes]) -> pb.WriteHeader:
+    """Raises: InvalidArgument: the first message is none."""
+    try:
+        return pb.WriteHeader.FromString(next(messages))
+    except (StopIteration, DecodeError):
+        raise InvalidArgument("a write begins with a WriteHeader") from None
 
 
 def _abort(context: grpc.ServicerContext, error: HearthError) -> None:

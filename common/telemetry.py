@@ -17,10 +17,23 @@ from typing import Any, Literal
 
 import prometheus_client
 import structlog
+from google.protobuf.message import DecodeError
 
 TRACE_KEY = "hearth-trace-id"
 
 LogFormat = Literal["console", "json"]
+
+
+_GRPC_LOGGERS = ("grpc._common", "grpc._server", "grpc._cython.cygrpc")
+
+
+def _without_traces_of_bad_messages(record: logging.LogRecord) -> bool:
+    """A trace back is for a bug of ours, not for bytes of a peer that are no message: one line says that."""
+    if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+        record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]}".replace("\n", " "), ()
+        record.exc_info = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 def configure_logging(level: str = "info", fmt: LogFormat = "console") -> None:
@@ -45,6 +58,8 @@ def configure_logging(level: str = "info", fmt: LogFormat = "console") -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    for name in _GRPC_LOGGERS:
+        logging.getLogger(name).addFilter(_without_traces_of_bad_messages)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

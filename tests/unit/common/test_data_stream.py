@@ -216,6 +216,14 @@ def test_a_full_disk_is_no_space(peer, channel):
         write_from(channel, KEY, 0, memoryview(BLOCK), timeout_s=10.0, what="w1")
 
 
+@pytest.mark.parametrize("messages", [[], [b"\xff\xff\xff"]], ids=["none", "garbage"])
+def test_a_write_begins_with_its_header(peer, channel, messages):
+    with pytest.raises(grpc.RpcError) as refused:
+        channel.stream_unary(data_stream.WRITE)(iter(messages), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert peer.written == {}
+
+
 def test_a_write_to_nobody_is_unavailable():
     with grpc.insecure_channel("127.0.0.1:1", data_stream.CHANNEL_OPTIONS) as channel:
         with pytest.raises(Unavailable, match="w1"):

@@ -116,6 +116,30 @@ def test_console_lines_have_no_colours_in_a_pipe():
     assert "\x1b" not in ours
 
 
+BAD_MESSAGE = """
+import logging
+from google.protobuf.message import DecodeError
+from hearthfs.common.telemetry import configure_logging
+configure_logging("info", "console")
+for error in (DecodeError("corrupt"), ValueError("a bug of ours")):
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("grpc._server").exception("Exception calling %s", "it")
+"""
+
+
+def test_only_bugs_of_ours_are_logged_with_a_trace_back():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BAD_MESSAGE], capture_output=True, text=True, timeout=30, check=True
+    )
+    first, rest = done.stderr.split("\n", 1)
+    assert "warning" in first
+    assert "Exception calling it: corrupt" in first
+    assert rest.count("Traceback") == 1
+    assert "a bug of ours" in rest
+
+
 def test_importing_it_leaves_the_hosts_logging_alone():
     assert telemetry.TRACE_KEY
     assert not any(type(handler).__module__.startswith("structlog") for handler in logging.getLogger().handlers)
