@@ -238,11 +238,21 @@ class Cluster:
         """Whether the daemon ended by itself within that time."""
         return self._daemons[name].wait(timeout_s)
 
+    def move_master(self) -> None:
+        """The master, which must be down, listens on another port from its next start. Who runs is not told: the other
+        daemons get the new address when they are started again, clients when they are made."""
+        self._ports["master"] = free_port()
+        self.master_address = self.address("master")
+        for name, daemon in self._daemons.items():
+            if not daemon.running:
+                self.configure(name)
+
     def restart(self, name: str) -> None:
         """Ends it if it runs (SIGTERM) and starts it again with the same data and address."""
         self._daemons[name].close()
         if name.startswith("mount"):
             self.unmount(int(name.removeprefix("mount")))
+        self.configure(name)
         self.start(name)
 
     # ------------------------------------------------------------ work
