@@ -48,6 +48,7 @@ class MasterLink:
         self.on_session: Callable[[], None] | None = None
         self.stale_sessions = 0
         self.away = False
+        self._failed_registrations = 0  # since the last one that succeeded: a master that is away fills no log
         self._timeout_s = timeout_s
         self._attempt_timeout_s = attempt_timeout_s
         self._policy = RetryPolicy()
@@ -127,15 +128,19 @@ class MasterLink:
                 if not self.session.is_current(seen):
                     return
                 self.stale_sessions += 1
-                log.warning("session-stale", session=f"{seen.session_id:016x}", epoch=seen.epoch)
+                if not self._failed_registrations:
+                    log.warning("session-stale", session=f"{seen.session_id:016x}", epoch=seen.epoch)
                 if self.on_stale is not None:
                     await self.on_stale()
                 try:
                     request = self.session.register_request()
                     reply = await self._once(self.stub.Register, request, self._attempt_timeout_s, "Register")
                 except HearthError as error:
-                    log.warning("register-failed", reason=str(error))
+                    self._failed_registrations += 1
+                    if self._failed_registrations in (1, 10) or self._failed_registrations % 100 == 0:
+                        log.warning("register-failed", failures=self._failed_registrations, reason=str(error))
                     return
+                self._failed_registrations = 0
                 self.session.registered(reply)
                 log.info("session-renewed", session=f"{reply.session_id:016x}", epoch=reply.epoch)
                 if self.on_session is not None:
