@@ -19,7 +19,10 @@ from .conftest import check_sound
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("victim", ["master", "worker1", "mount1"])
+ALL = ["master", "worker1", "worker2", "mount1", "mount2"]
+
+
+@pytest.mark.parametrize("victim", ["master", "worker1", "mount1", "all"])
 def test_every_noted_file_survives(make_cluster, tmp_path: Path, seed: int, rounds: int, victim: str) -> None:
     cluster = make_cluster(workers=2, mounts=2)
     chance = random.Random(seed)
@@ -36,10 +39,13 @@ def test_every_noted_file_survives(make_cluster, tmp_path: Path, seed: int, roun
             a.wait_noted(a.noted + chance.randrange(10), 30)
             time.sleep(chance.random() * 0.1)  # the moment of the fault is what is random here
             before = a.noted + b.noted
-            cluster.kill(victim)
+            victims = ALL if victim == "all" else [victim]
+            for each in chance.sample(victims, len(victims)):
+                cluster.kill(each)
             time.sleep(chance.choice([0, chance.random()]))
             begin = time.monotonic()
-            cluster.restart(victim)
+            for each in victims:
+                cluster.restart(each)
             restarts.append(time.monotonic() - begin)
             for each in (a, b):
                 each.wait_noted(each.noted + 2, 60)

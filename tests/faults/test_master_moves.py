@@ -82,7 +82,7 @@ def test_a_master_that_was_replaced_stops(make_cluster, tmp_path: Path) -> None:
         cluster.restart("master")
     client.write_bytes("/after", DATA)
     with master_on(tmp_path / "copy", tmp_path) as (old, address):
-        ask(address, epoch_of(address))
+        assert epoch_of(address) < epoch_of(cluster.master_address)
         # Whoever has seen the new master tells the old one that it is not the master any more.
         with pytest.raises(HearthError):
             ask(address, epoch_of(cluster.master_address))

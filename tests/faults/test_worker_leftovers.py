@@ -46,8 +46,16 @@ def flip_a_byte(index: Path) -> None:
         os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), at)
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
-@pytest.mark.parametrize("damage", [shutil.rmtree, garble, empty, flip_a_byte])
+@pytest.mark.parametrize(
+    ("damage", "end"),
+    [
+        (shutil.rmtree, signal.SIGKILL),
+        (shutil.rmtree, signal.SIGTERM),
+        (garble, signal.SIGTERM),
+        (empty, signal.SIGKILL),
+        (flip_a_byte, signal.SIGTERM),
+    ],
+)
 def test_a_lost_index_is_made_anew(make_cluster, damage, end: int) -> None:
     cluster: Cluster = make_cluster(workers=1)
     client = cluster.client(1)
