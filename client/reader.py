@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from ..common.checksums import CHUNK_BYTES, Verifier, read_exactly
-from ..common.errors import BlockCorrupt, BlockMissing, HearthError, NotFound, TooBig, Unavailable
+from ..common.errors import BlockCorrupt, BlockMissing, HearthError, TooBig, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from ..proto import master_pb2
@@ -159,7 +159,7 @@ class Reader:
                 timeout_s = left_for_replica(deadline, len(view), others, version.what)
                 self._workers.read(worker, version, start, view, timeout_s)
                 return
-            except (BlockMissing, BlockCorrupt, NotFound) as error:
+            except (BlockMissing, BlockCorrupt) as error:
                 wrong = error
                 if worker.worker_id not in bad:
                     bad.add(worker.worker_id)

@@ -10,7 +10,16 @@ from contextlib import contextmanager
 import grpc
 
 from ..common.data_stream import read_into, write_from
-from ..common.errors import Busy, DeadlineExceeded, TooBig, Unavailable, WrongCluster, from_rpc_error
+from ..common.errors import (
+    BlockMissing,
+    Busy,
+    DeadlineExceeded,
+    NotFound,
+    TooBig,
+    Unavailable,
+    WrongCluster,
+    from_rpc_error,
+)
 from ..common.telemetry import TRACE_KEY, current_trace_id
 from ..common.types import BlockKey
 from ..proto import worker_pb2 as pb
@@ -119,17 +128,20 @@ class Workers:
         assert version.key is not None
         what = f"{version.what} on worker {worker.worker_id} at {worker.address}"
         with self._channel(worker, what) as channel:
-            read_into(
-                channel,
-                version.key,
-                start,
-                into,
-                block_length=version.length_bytes,
-                digest=version.digest,
-                timeout_s=timeout_s,
-                what=what,
-                metadata=((TRACE_KEY, current_trace_id()),),
-            )
+            try:
+                read_into(
+                    channel,
+                    version.key,
+                    start,
+                    into,
+                    block_length=version.length_bytes,
+                    digest=version.digest,
+                    timeout_s=timeout_s,
+                    what=what,
+                    metadata=((TRACE_KEY, current_trace_id()),),
+                )
+            except NotFound as error:  # about a block; to the caller of a file it would say that the file is not there
+                raise BlockMissing(error.message) from None
 
     def write(self, worker: Replica, key: BlockKey, offset: int, data: memoryview, deadline: Deadline) -> None:
         """Into a working block by gRPC.
