@@ -156,12 +156,22 @@ class MetadataCache:
         self._entries[directory] = changed
 
     def unmade(
-        self, token: int, directory: int, name: bytes, inode: int = 0, moved: common.Entry | None = None
+        self,
+        token: int,
+        directory: int,
+        name: bytes,
+        inode: int = 0,
+        *,
+        moved: common.Entry | None = None,
+        now: common.Entry | None = None,
     ) -> None:
-        """Our mutation removed this name, which stood for ``inode`` (0: not known which), or gave it to ``moved``."""
+        """Our mutation removed this name, which stood for ``inode`` (0: not known which), or gave it to ``moved``.
+        ``now``: what the directory is after it."""
         inode = inode or self._names.get(directory, {}).get(name, 0)
         if moved is not None and not stat.S_ISDIR(moved.attributes.mode):
             self._directory_changed(token, directory, moved, new=False)
+        elif now is not None and now.attributes.inode == directory:
+            self.modified(token, now)
         else:
             self.changed(directory)
         if inode:

@@ -156,8 +156,8 @@ class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]
         parent = self.tree.node(parent_inode)
         inode = await self.tree.target(parent, name)
         token = self.tree.cache.token()
-        await self.tree.link.mutate(pb.MutateRequest(unlink=pb.Unlink(parent=parent.inode, name=name)))
-        await self.tree.removed(token, parent, name, inode)
+        reply = await self.tree.link.mutate(pb.MutateRequest(unlink=pb.Unlink(parent=parent.inode, name=name)))
+        await self.tree.removed(token, parent, name, inode, reply)
 
     @handler
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
@@ -165,8 +165,8 @@ class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]
         parent = self.tree.node(parent_inode)
         inode = await self.tree.target(parent, name)
         token = self.tree.cache.token()
-        await self.tree.link.mutate(pb.MutateRequest(rmdir=pb.Rmdir(parent=parent.inode, name=name)))
-        await self.tree.removed(token, parent, name, inode)
+        reply = await self.tree.link.mutate(pb.MutateRequest(rmdir=pb.Rmdir(parent=parent.inode, name=name)))
+        await self.tree.removed(token, parent, name, inode, reply)
 
     @handler
     async def rename(

@@ -203,9 +203,10 @@ class Tree:
                 self.table.unlooked(node)
         return found
 
-    async def removed(self, token: int, parent: FileNode, name: bytes, inode: int) -> None:
+    async def removed(self, token: int, parent: FileNode, name: bytes, inode: int, reply: pb.MutateReply) -> None:
         """A mutation of ours took this name from ``inode``."""
-        self.cache.unmade(token, parent.inode, name, inode)
+        now = reply.entry if reply.HasField("entry") else None
+        self.cache.unmade(token, parent.inode, name, inode, now=now)
         await self.lost_name(inode)
 
     async def lost_name(self, inode: int) -> None:

@@ -199,11 +199,13 @@ def put_dentry(change: Change, directory: int, name: bytes, number: int, kind: i
     change.put("order", pair(directory, cookie), Ordered(name, number, kind))
 
 
-def touch_directory(change: Change, number: int, inode: Inode, subdirectories: int = 0) -> None:
-    """A name came or went in it: times, and ``nlink`` by the subdirectories gained or lost."""
+def touch_directory(change: Change, number: int, inode: Inode, subdirectories: int = 0) -> Inode:
+    """A name came or went in it: times, and ``nlink`` by the subdirectories gained or lost. What it is now."""
     nlink = inode.nlink + subdirectories
-    change.put_inode(number, _replace(inode, mtime_ns=change.now_ns, ctime_ns=change.now_ns, nlink=nlink))
+    touched = _replace(inode, mtime_ns=change.now_ns, ctime_ns=change.now_ns, nlink=nlink)
+    change.put_inode(number, touched)
     change.touch_inode(number, inode.parents)
+    return touched
 
 
 # ------------------------------------------------------------------ linking and unlinking
@@ -231,8 +233,7 @@ def unlink(change: Change, command: Unlink) -> Reply:
     """Raises: NotFound, IsADirectory, Stale, NotADirectory."""
     parent = change.directory(command.parent)
     _unlink_one(change, command.parent, command.name)
-    touch_directory(change, command.parent, parent)
-    return Reply()
+    return Reply(inode=command.parent, attributes=touch_directory(change, command.parent, parent))
 
 
 def unlink_many(change: Change, command: UnlinkMany) -> Reply:
@@ -283,8 +284,8 @@ def rmdir(change: Change, command: Rmdir) -> Reply:
     remove_empty(change, dentry.inode, inode)
     change.delete_dentry(command.parent, command.name, dentry.cookie)
     change.touch_name(command.parent, command.name)
-    touch_directory(change, command.parent, parent, subdirectories=-1)
-    return Reply()
+    touched = touch_directory(change, command.parent, parent, subdirectories=-1)
+    return Reply(inode=command.parent, attributes=touched)
 
 
 def remove_empty(change: Change, number: int, inode: Inode) -> None:

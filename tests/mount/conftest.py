@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +29,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def pair(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Pair]:
+def pair(cluster: Cluster, request: pytest.FixtureRequest) -> Pair:
     name = request.node.name[:100].replace("/", "_")
     pair = Pair(cluster.mountpoint(1) / name, cluster.mountpoint(2) / name)
     pair.a.mkdir()
-    yield pair
-    shutil.rmtree(pair.a, ignore_errors=True)
+    return pair
 
 
 @pytest.fixture

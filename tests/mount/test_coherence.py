@@ -28,7 +28,7 @@ def exists(path: Path) -> bool:
 
 def test_every_close_is_seen_at_once(pair: Pair) -> None:
     """Also for names that B has just looked up in vain, after overwriting, renaming, removing."""
-    for number in range(150):
+    for number in range(60):
         name = f"f{number}"
         a, b = pair.a / name, pair.b / name
         assert not exists(b)

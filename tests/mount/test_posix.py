@@ -13,7 +13,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from hearthfs.client.session import Identity, Session
+from hearthfs.proto import master_pb2 as pb
+from hearthfs.proto.master_pb2_grpc import MasterStub
+from hearthfs.tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.mount
 
@@ -164,17 +169,26 @@ def test_special_files(directory: Path) -> None:
     assert (directory / "null").stat().st_rdev == os.makedev(1, 3)
 
 
-def test_listing_while_deleting_lists_each_once(directory: Path) -> None:
-    names = {f"{number:05d}" for number in range(3000)}
-    seen = []
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda name: os.mknod(directory / name), names))
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                seen.append(entry.name)
-                pool.submit(os.unlink, entry.path)
-    assert sorted(seen) == sorted(names)
-    assert os.listdir(directory) == []
+def test_listing_while_deleting_lists_each_once(cluster: Cluster, directory: Path) -> None:
+    names = [f"{number:05d}" for number in range(3000)]
+    create = pb.CreateMany(parent=directory.stat().st_ino, mode=0o644)
+    create.names.names.extend(name.encode() for name in names)
+    session = Session(Identity())
+    with grpc.insecure_channel(cluster.master_address) as channel:
+        stub = MasterStub(channel)
+        ticket = session.registered(stub.Register(session.register_request()))
+        request = pb.MutateRequest(create_many=create)
+        session.stamp(request, session.begin(), ticket)
+        assert set(stub.Mutate(request).errnos) <= {0}
+    seen, deleted = [], set(names[::7])
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            seen.append(entry.name)
+            if entry.name in deleted:
+                os.unlink(entry.path)
+    assert sorted(seen) == names
+    assert sorted(os.listdir(directory)) == sorted(set(names) - deleted)
+    assert len(list(os.scandir(directory))) == 3000 - len(deleted)
 
 
 def test_cluster_file(cluster: object, directory: Path) -> None:
