@@ -5,12 +5,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .common import version
+
 if TYPE_CHECKING:
     from .client.client import Client as Client
 
 __all__ = ["Client", "__version__"]
 
-__version__ = "0.1.0"
+__version__ = version.VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from .. import __version__
 from ..common.errors import HearthError
+from ..common.version import VERSION
 from . import endpoint
 from .diagnosis import ClockFacts, DiskFacts, FuseFacts, PortFacts, VersionFacts
 from .mountpoint import FUSE_CONTROL, mounts
@@ -103,7 +103,7 @@ def versions(master: str) -> VersionFacts:
             packages[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             packages[package] = ""
-    return VersionFacts(sys.version_info[:2], __version__, _cluster_versions(master), packages)
+    return VersionFacts(sys.version_info[:2], VERSION, _cluster_versions(master), packages)
 
 
 def _cluster_versions(master: str) -> dict[str, str]:

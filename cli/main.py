@@ -31,9 +31,9 @@ for group in (daemons, files, status, fsck, doctor):
 @app.command()
 def version() -> None:
     """Print the version."""
-    from .. import __version__
+    from ..common.version import VERSION
 
-    typer.echo(__version__)
+    typer.echo(VERSION)
 
 
 def describe(error: OSError) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import pyfuse3
 import trio
 
-from .. import __version__
 from ..client.session import Identity, Session
 from ..common.clock import SystemClock
 from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..common.types import PROTOCOL
+from ..common.version import VERSION
 from . import allocation, kernel_mount, metrics
 from .blocks import Blocks
 from .cache import MetadataCache
@@ -193,6 +193,6 @@ def _describe(settings: MountSettings, link: MasterLink, mountpoint: str, node_i
         "node_id": node_id,
         "worker_sockets": [settings.worker_socket] if settings.worker_socket else [],
         "mountpoint": mountpoint,
-        "version": __version__,
+        "version": VERSION,
         "protocol": PROTOCOL,
     }

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .. import __version__
 from ..common.errors import (
     DeadlineExceeded,
     HearthError,
@@ -23,6 +22,7 @@ from ..common.errors import (
 )
 from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import PROTOCOL
+from ..common.version import VERSION
 from ..proto import master_pb2, master_pb2_grpc
 from . import check, codec, commands, lookups, machine, metrics
 from .core import Core
@@ -309,7 +309,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         reply = master_pb2.StatusReply(
             cluster_id=core.cluster.cluster_id,
             epoch=core.epoch,
-            version=__version__,
+            version=VERSION,
             journal_sequence=sequence,
             started_ns=core.started_ns,
             totals=self._totals(),

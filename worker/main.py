@@ -10,12 +10,12 @@ import signal
 import threading
 from pathlib import Path
 
-from .. import __version__
 from ..common.clock import SystemClock
 from ..common.errors import SettingsError, WrongCluster
 from ..common.notify import notify
 from ..common.telemetry import Health, TelemetryServer, configure_logging, get_logger
 from ..common.types import PROTOCOL
+from ..common.version import VERSION
 from ..proto import master_pb2, worker_pb2
 from .block_store import BlockStore
 from .control import Control
@@ -96,7 +96,7 @@ class Worker:
         fetcher = Fetcher(store, self._clock, settings.fetch_timeout_s, self._metrics.fetched_bytes.inc)
         control = Control(store, leases, fetcher, self._clock, self._metrics, settings.identity, cluster_id, link.nudge)
         about = worker_pb2.StatsReply(
-            worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=__version__
+            worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=VERSION
         )
         door.start(
             WorkerService(control, store, leases, about), BlockStreams(store, leases, self._clock, self._metrics)
