@@ -169,6 +169,7 @@ def test_two_extents(cluster):
 
 
 def test_a_directory_with_bytes(cluster):
+    cluster.inodes[DIRECTORY].attributes.size_bytes = 100
     cluster.inodes[DIRECTORY].extents.add().CopyFrom(cluster.inodes[FILE].extents[0])
     assert ("error", "extent") in cluster.findings()
 
