@@ -109,6 +109,12 @@ class LookupTable:
         with self._lock:
             return self._seen.get(name, 0.0) > self._clock.monotonic_s()
 
+    def note_storing(self, name: str) -> None:
+        """The chunk is on its way into the store: that it was absent a moment ago counts no more."""
+        with self._lock:
+            if self._known.get(name, (None, 0.0))[0] in (_State.ABSENT, _State.SILENT):
+                del self._known[name]
+
     def note_stored(self, name: str) -> None:
         with self._lock:
             self._set(name, _State.PRESENT, self._clock.monotonic_s())

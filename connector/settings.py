@@ -49,7 +49,8 @@ class ConnectorSettings(Settings):
     load_timeout_s: Seconds = 10.0
     store_timeout_s: Seconds = 30.0
     hit_ttl_s: Seconds = 2.0
-    miss_ttl_s: Seconds = 1.0
+    miss_ttl_s: Seconds = 0.25
+    """Short: another engine may be storing the chunk right now."""
     failed_ttl_s: Seconds = 30.0
     """How long a chunk that failed to load counts as missing, unless it is stored again."""
     probe_interval_s: Seconds = 5.0

@@ -13,7 +13,7 @@ from hearthfs.tests.support.cluster import Cluster
 from hearthfs.tests.vllm import harness
 from hearthfs.tests.vllm.harness import TOKENS, prompt, reusable, wait_until
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.leaks("cluster, client and engines live as long as the module")]
 
 LENGTH = 700
 BLOCKS = LENGTH // 128
@@ -70,7 +70,6 @@ def nodes(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 engine.kill()
 
 
-@pytest.mark.leaks("the mount that it starts stays for the other tests")
 def test_a_root_that_is_not_mounted_is_no_cache_and_stays_empty(nodes: Nodes) -> None:
     engine, directory = nodes.engines[1], nodes.cluster.mountpoint(2)
     tokens = prompt(1, LENGTH)

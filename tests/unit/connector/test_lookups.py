@@ -154,6 +154,19 @@ def test_one_line_says_why_lookups_miss(bench: Bench) -> None:
     assert bench.log.lines == ["HearthFS: 1 of 3 chunk lookups were hits (33 %); misses: 1 absent, 1 failed to load"]
 
 
+def test_absence_is_forgotten_once_the_chunk_is_being_stored(bench: Bench) -> None:
+    bench.ask("a", "b")
+    bench.work()
+    bench.table.note_failed("b")
+    bench.table.note_storing("a")
+    bench.table.note_storing("b")
+    assert bench.ask("a", "b") == [LATER, MISS]
+    bench.table.note_storing("a")
+    assert bench.ask("a") == [LATER], "what is being asked is not asked twice"
+    bench.work()
+    assert bench.asked.calls == [["a", "b"], ["a"]]
+
+
 def test_clear_forgets(bench: Bench) -> None:
     bench.table.note_stored("a")
     bench.table.clear()
