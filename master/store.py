@@ -117,12 +117,13 @@ class LmdbStore:
 
     def has_room(self) -> bool:
         disk = os.statvfs(self._data)
-        if disk.f_bavail * disk.f_frsize < self._reserve_bytes:
-            return False
-        limit = self._map_size_bytes - self._reserve_bytes
-        if (self._environment.info()["last_pgno"] + 1) * self._page_bytes < limit:
+        disk_bytes = disk.f_bavail * disk.f_frsize
+        file_bytes = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
+        if disk_bytes >= self._reserve_bytes and file_bytes + self._reserve_bytes <= self._map_size_bytes:
             return True
-        return self._pages_in_use() * self._page_bytes < limit
+        # The file never shrinks: what was deleted inside it is room too, or a disk once full would stay so for ever.
+        used_bytes = self._pages_in_use() * self._page_bytes
+        return min(file_bytes + disk_bytes, self._map_size_bytes) - used_bytes >= self._reserve_bytes
 
     def _pages_in_use(self) -> int:
         """Pages of all tables: what is left in the map beside them LMDB gives out again."""
