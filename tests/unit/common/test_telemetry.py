@@ -1,7 +1,4 @@
-import json
 import logging
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -80,64 +77,6 @@ def test_a_trace_is_bound_inside_and_gone_outside():
 
 def test_trace_ids_differ():
     assert new_trace_id() != new_trace_id()
-
-
-LOGGING = """
-import logging
-from hearthfs.common.telemetry import configure_logging, get_logger, trace
-configure_logging("info", "{fmt}")
-with trace("abc"):
-    get_logger("hearthfs.test").warning("disk-full", disk="/d1", free_bytes=0)
-logging.getLogger("grpc").error("of a library")
-get_logger("hearthfs.test").debug("not shown")
-"""
-
-
-def run(fmt: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", LOGGING.format(fmt=fmt)], capture_output=True, text=True, timeout=30, check=True
-    )
-    assert done.stdout == ""
-    return done.stderr.splitlines()
-
-
-def test_json_lines_carry_event_values_trace_and_libraries_too():
-    ours, theirs = map(json.loads, run("json"))
-    assert ours["event"] == "disk-full"
-    assert (ours["disk"], ours["free_bytes"], ours["trace"], ours["level"]) == ("/d1", 0, "abc", "warning")
-    assert ours["timestamp"].endswith("Z")
-    assert theirs["event"] == "of a library"
-
-
-def test_console_lines_have_no_colours_in_a_pipe():
-    ours, _ = run("console")
-    assert "disk-full" in ours
-    assert "disk=/d1" in ours
-    assert "\x1b" not in ours
-
-
-BAD_MESSAGE = """
-import logging
-from google.protobuf.message import DecodeError
-from hearthfs.common.telemetry import configure_logging
-configure_logging("info", "console")
-for error in (DecodeError("corrupt"), ValueError("a bug of ours")):
-    try:
-        raise error
-    except Exception:
-        logging.getLogger("grpc._server").exception("Exception calling %s", "it")
-"""
-
-
-def test_only_bugs_of_ours_are_logged_with_a_trace_back():
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", BAD_MESSAGE], capture_output=True, text=True, timeout=30, check=True
-    )
-    first, rest = done.stderr.split("\n", 1)
-    assert "warning" in first
-    assert "Exception calling it: corrupt" in first
-    assert rest.count("Traceback") == 1
-    assert "a bug of ours" in rest
 
 
 def test_importing_it_leaves_the_hosts_logging_alone():

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from hearthfs.common.errors import SettingsError
 from hearthfs.connector.settings import read_extra_config
@@ -44,12 +41,3 @@ def test_environment_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEARTH_CONNECTOR_ROOT", "/elsewhere")
     settings, _ = read_extra_config({})
     assert settings.root == "/elsewhere"
-
-
-def test_settings_and_identity_import_without_vllm() -> None:
-    code = (
-        "import sys; sys.modules['vllm'] = None; sys.modules['torch'] = None\n"
-        "import hearthfs.connector, hearthfs.connector.settings, hearthfs.connector.identity\n"
-        "import hearthfs.connector.loads, hearthfs.connector.stores, hearthfs.connector.plain\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
