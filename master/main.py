@@ -79,7 +79,7 @@ class MasterServer:
         log.info("serving", listen=settings.listen, port=self.port, cluster=core.cluster.cluster_id, epoch=core.epoch)
 
     def _bind(self, listen: str) -> int:
-        _check_listen(listen, self._settings.allow_remote)
+        _check_listen(listen, self._settings.allow_insecure)
         try:
             return int(self._server.add_insecure_port(listen))
         except RuntimeError:
@@ -139,7 +139,7 @@ class MasterServer:
             await asyncio.to_thread(telemetry.close)
 
 
-def _check_listen(listen: str, allow_remote: bool) -> None:
+def _check_listen(listen: str, allow_insecure: bool) -> None:
     """Raises: SettingsError: not HOST:PORT, or open to others although nobody has to show credentials."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
@@ -149,10 +149,10 @@ def _check_listen(listen: str, allow_remote: bool) -> None:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
-    if not loopback and not allow_remote:
+    if not loopback and not allow_insecure:
         raise SettingsError(
             f"listen address {listen} is not loopback, and calls carry no credentials; "
-            "set allow_remote if only trusted hosts can reach it"
+            "set allow_insecure if only trusted hosts can reach it"
         )
 
 

@@ -17,7 +17,7 @@ class MasterSettings(Settings):
     data: Path
     """Directory of the metadata; made when its parent exists."""
     listen: str = "127.0.0.1:7070"
-    allow_remote: bool = False
+    allow_insecure: bool = False
     """Serve on an address other than loopback, although nobody has to show credentials."""
     telemetry_listen: str = ""
     """``host:port`` of /metrics and /healthz; empty: off."""

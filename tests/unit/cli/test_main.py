@@ -1,4 +1,4 @@
-"""The command inside this process: what commands there are, their help, exit codes of wrong usage, errors in one line."""
+"""The command inside this process: its commands, their help, exit codes of wrong usage, errors in one line."""
 
 import errno
 import re
