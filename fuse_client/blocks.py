@@ -20,6 +20,7 @@ from ..common.types import BlockKey
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as master
 from ..proto import worker_pb2 as pb
+from . import background
 from .chunks import LocalFile, VerifiedChunks
 from .master_link import MasterLink
 from .remote_block import RemoteBlock, control
@@ -137,7 +138,7 @@ class Blocks:
 
     def _report(self, key: BlockKey, worker_id: str, error: HearthError) -> None:
         self.bad_replicas += 1
-        self._nursery.start_soon(self._report_bad_replica, key, worker_id, str(error))
+        background.start(self._nursery, self._report_bad_replica, key, worker_id, str(error))
 
     async def _report_bad_replica(self, key: BlockKey, worker_id: str, reason: str) -> None:
         report = master.ReportBadReplica(
@@ -158,7 +159,7 @@ class Blocks:
         """Allocated to us and not used: the next new files get them."""
         self._spare.extend(blocks)
         while len(self._spare) > self._settings.spare_blocks:
-            self._nursery.start_soon(self._discard, self._spare.popleft())
+            background.start(self._nursery, self._discard, self._spare.popleft())
 
     def drop(self, working: WorkingFile) -> None:
         """A working file that nobody needs. An empty one serves the next new file."""
@@ -168,7 +169,7 @@ class Blocks:
             place.node_id = self._node_id
         block = common.WorkingBlock(block=working.key.block, generation=working.key.generation, worker=place)
         if working.length_bytes:
-            self._nursery.start_soon(self._discard, block)
+            background.start(self._nursery, self._discard, block)
         else:
             self.keep([block])
 
@@ -192,7 +193,7 @@ class Blocks:
             except HearthError as error:
                 log.warning("block-not-created", worker=block.worker.worker_id, reason=str(error))
                 avoid.append(block.worker.worker_id)
-                self._nursery.start_soon(self._discard, block)
+                background.start(self._nursery, self._discard, block)
                 if len(avoid) >= MAX_PLACES:
                     raise
 

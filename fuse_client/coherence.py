@@ -16,7 +16,7 @@ import trio
 
 from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
-from . import metrics
+from . import background, metrics
 from .files import Files
 from .lease import Lease
 from .tree import Tree
@@ -35,6 +35,7 @@ class Coherence:
         self._watch: Watch | None = None
         self._token = trio.lowlevel.current_trio_token()
         self._broken = trio.Event()
+        self._dropped = False
 
     @property
     def healthy(self) -> bool:
@@ -44,6 +45,8 @@ class Coherence:
         """A session has just been registered: watches it."""
         self.stop()
         self._broken = trio.Event()
+        self._dropped = False
+        self._tree.cache.clear()  # what the old session's last replies brought is not covered by the new one's grants
         link = self._tree.link
         self._lease.start(link.session.lease_s)
         self._watch = Watch(link.stub.Watch, link.session.context(), self._lease, self._on_event, self._on_lost)
@@ -58,16 +61,22 @@ class Coherence:
         self.stop()
         self._lease.end()
         self._tree.cache.clear()
+        if self._dropped:
+            return  # nothing was handed out since
         done = trio.Event()
         nodeids = [node.nodeid for node in self._tree.table if node.lookups]
         self._tree.notifier.submit(names=True, nodeids=nodeids, done=lambda: self._soon(done.set))
         await done.wait()
+        self._dropped = True
 
     async def keep_watching(self) -> None:
         """Gets a new session whenever the stream breaks; runs for ever."""
         link = self._tree.link
         while True:
-            await self._broken.wait()
+            broken = self._broken
+            await broken.wait()
+            if broken is not self._broken:
+                continue  # a call found out first and has a new session already
             seen = link.session.ticket()
             await link.renew(seen, 60.0)
             if link.session.is_current(seen):
@@ -83,7 +92,7 @@ class Coherence:
 
     def _soon(self, call: Callable[[], object]) -> None:
         try:
-            self._token.run_sync_soon(call)
+            self._token.run_sync_soon(background.call, call)
         except trio.RunFinishedError:
             return  # the mount is gone, and every cache with it
 

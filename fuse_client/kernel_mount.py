@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import re
+import select
 import socket
 import stat
 import subprocess
@@ -53,11 +54,19 @@ class KernelMount:
         except OSError as error:
             log.info("read-ahead-not-set", reason=error.strerror)
 
+    def is_dead(self) -> bool:
+        """Whether the connection has ended, by unmount or abort: poll(2) says POLLERR then."""
+        poller = select.poll()
+        poller.register(self.fd, 0)
+        return any(events & select.POLLERR for _, events in poller.poll(0))
+
     def unmount(self) -> None:
         """Takes the mount away even when files are open in it: detaches it, then ends the connection, so that nobody
         waits for a daemon that is about to go. Does nothing when it is gone already."""
         if not self.is_mounted():
             return
+        if self.is_dead() and not _is_disconnected(self.mountpoint):
+            return  # ours is gone; the kernel gave its number to one that was mounted here since
         if _umount2(self.mountpoint, UMOUNT_NOFOLLOW) == errno.EBUSY:
             _umount2(self.mountpoint, UMOUNT_NOFOLLOW | MNT_DETACH)
             self.abort()
@@ -186,6 +195,14 @@ def _mounts() -> list[tuple[str, int, str]]:
 def _device_at(mountpoint: str) -> int | None:
     found = [minor for place, minor, kind in _mounts() if place == mountpoint and kind == f"fuse.{KIND}"]
     return found[-1] if found else None
+
+
+def _is_disconnected(mountpoint: str) -> bool:
+    try:
+        os.statvfs(mountpoint)  # never answered from the kernel's cache, as stat may be
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
 
 
 def _umount2(mountpoint: str, flags: int) -> int:

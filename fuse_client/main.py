@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import select
 import signal
 import socket
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..common.types import PROTOCOL
 from ..common.version import VERSION
-from . import allocation, kernel_mount, metrics
+from . import allocation, background, kernel_mount, metrics
 from .blocks import Blocks
 from .cache import MetadataCache
 from .cluster_file import ClusterFile
@@ -38,6 +38,7 @@ from .worker_link import WorkerLink
 log = get_logger(__name__)
 
 CONNECT_S = 10.0
+POLL_S = 0.5
 DRAIN_S = 3.0
 """Requests in flight at the end get so long; their callers get an error then."""
 
@@ -104,10 +105,9 @@ async def _run(settings: MountSettings, link: MasterLink, mount: KernelMount, no
             link.on_stale = coherence.drop_everything
             link.on_session = coherence.start
             coherence.start()
-            nursery.start_soon(coherence.keep_watching)
-            nursery.start_soon(_stop_on_signal, mount)
-            nursery.start_soon(functools.partial(trio.to_thread.run_sync, mount.tune, settings.read_ahead_kb))
-            nursery.start_soon(_say_ready, settings, mount)
+            background.start(nursery, coherence.keep_watching)
+            background.start(nursery, _stop_on_signal, mount)
+            background.start(nursery, _get_ready, settings, mount)
             nursery.start_soon(_end_when_unmounted, mount, serving)
             await trio.sleep_forever()
         finally:
@@ -126,9 +126,10 @@ async def _serve_kernel(scope: trio.CancelScope, nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-async def _say_ready(settings: MountSettings, mount: KernelMount) -> None:
-    """Once the root answers: whoever waits for us may use the mount at once."""
-    with trio.move_on_after(settings.timeout_s):
+async def _get_ready(settings: MountSettings, mount: KernelMount) -> None:
+    """Says so once the root answers: whoever waits for us may use the mount at once."""
+    await trio.to_thread.run_sync(mount.tune, settings.read_ahead_kb)
+    with trio.move_on_after(settings.timeout_s), contextlib.suppress(OSError):
         await trio.to_thread.run_sync(os.stat, mount.mountpoint, abandon_on_cancel=True)
     log.info("mounted", mountpoint=mount.mountpoint, master=settings.master)
     notify("READY=1")
@@ -146,20 +147,12 @@ async def _stop_on_signal(mount: KernelMount) -> None:
 async def _end_when_unmounted(mount: KernelMount, serving: trio.CancelScope) -> None:
     """pyfuse3's loop ends when the kernel says ENODEV; requests that still wait for a master then get no more than
     ``DRAIN_S``. A lazily unmounted connection lives on until its last file is closed."""
-    poll_s = 0.5
     while True:
-        await trio.sleep(poll_s)
-        if await trio.to_thread.run_sync(_is_dead, mount.fd):
+        await trio.sleep(POLL_S)
+        if mount.is_dead():
             await trio.sleep(DRAIN_S)
             serving.cancel()
             return
-
-
-def _is_dead(fd: int) -> bool:
-    """Whether the connection has ended: poll(2) says POLLERR then."""
-    poller = select.poll()
-    poller.register(fd, 0)
-    return any(events & select.POLLERR for _, events in poller.poll(0))
 
 
 def _telemetry(settings: MountSettings, coherence: Coherence) -> TelemetryServer | None:

@@ -14,6 +14,7 @@ from ..common.errors import NotPermitted
 from ..common.types import NAME_MAX
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
+from . import background
 from .cluster_file import ClusterFile
 from .files import Files
 from .handler import handler
@@ -52,6 +53,10 @@ class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]
         return self.tree.looked_up(node, directory=parent.inode, name=name)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """There is nobody to tell of an error, and raising one would end the mount."""
+        background.call(lambda: self._forget(inode_list))
+
+    def _forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for nodeid, count in inode_list:
             node = self.tree.table.forget(nodeid, count)
             if node is not None:

@@ -19,6 +19,7 @@ from ..common.types import BlockKey
 from ..proto import master_pb2 as master
 from ..proto import worker_pb2 as pb
 from ..proto.worker_pb2_grpc import WorkerStub
+from . import background
 
 log = get_logger(__name__)
 
@@ -79,7 +80,7 @@ class RemoteBlock:
         request = pb.ControlRequest(open=pb.OpenBlocks(blocks=[key]))
         reply = await trio.to_thread.run_sync(control, self._channel, request, self._timeout_s, self._what)
         if reply.lease_id:
-            nursery.start_soon(self._renew, reply.lease_id, reply.lease_ms / 1000)
+            background.start(nursery, self._renew, reply.lease_id, reply.lease_ms / 1000)
 
     async def _renew(self, lease_id: int, lease_s: float) -> None:
         with self._lease:

@@ -16,6 +16,7 @@ from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from ..proto import master_pb2 as master
 from ..proto import worker_pb2 as pb
+from . import background
 
 log = get_logger(__name__)
 
@@ -144,7 +145,7 @@ class WorkerLink:
                 raise
             self._socket = connection
             self.reconnects += 1
-            self._nursery.start_soon(self._read, connection)
+            background.start(self._nursery, self._read, connection)
             return connection
 
     async def _read(self, connection: trio.socket.SocketType) -> None:

@@ -139,7 +139,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestTableMachine.settings = settings(deadline=None)
 
 
 def test_closing_what_is_not_open_is_a_bug() -> None:
