@@ -25,7 +25,7 @@ MARGIN_S = 3.0
 
 @pytest.fixture
 def cluster(make_cluster) -> Cluster:
-    return make_cluster(workers=2, mounts=2, settings={"mount": {"timeout_s": TIMEOUT_S}, "client": {}})
+    return make_cluster(workers=2, mounts=2, settings={"mount": {"timeout_s": TIMEOUT_S}})
 
 
 def test_a_dead_worker(cluster: Cluster) -> None:
