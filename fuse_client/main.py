@@ -13,12 +13,13 @@ import pyfuse3
 import trio
 
 from ..client.session import Identity, Session
+from ..common import allocation
 from ..common.clock import SystemClock
 from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..common.types import PROTOCOL
 from ..common.version import VERSION
-from . import allocation, background, kernel_mount, metrics
+from . import background, kernel_mount, metrics
 from .blocks import Blocks
 from .cache import MetadataCache
 from .cluster_file import ClusterFile

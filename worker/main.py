@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import resource
 import secrets
 import signal
 import threading
 from pathlib import Path
 
+from ..common import allocation
 from ..common.clock import SystemClock
 from ..common.errors import SettingsError, WrongCluster
 from ..common.notify import notify
@@ -33,8 +33,6 @@ from .settings import WorkerSettings
 
 STOP_GRACE_S = 3.0
 SWEEP_S = 1.0
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
 
 log = get_logger("hearthfs.worker")
 
@@ -160,7 +158,7 @@ def serve(settings: WorkerSettings) -> None:
         signal.signal(number, lambda *_: stop.set())
     configure_logging(settings.log_level, settings.log_format)
     _allow_many_files()
-    _reuse_large_buffers()
+    allocation.keep_buffers()
     worker = Worker(settings)
     worker.start()
     log.info("serving", address=worker.address, socket=str(settings.socket_path), master=settings.master)
@@ -174,15 +172,6 @@ def _allow_many_files() -> None:
     """Each lease and each connection is a descriptor; the usual soft limit of 1024 is for programs with select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _reuse_large_buffers() -> None:
-    """By default malloc maps each message of some MiB afresh and gives it back, and the kernel clears page by page.
-    A libc without ``mallopt`` is only slower."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 64 << 20)
-        mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
 def _boot_id() -> str:
