@@ -49,8 +49,9 @@ types: setup
 	mkdir -p build/types && ln -sfn ../.. build/types/hearthfs
 	MYPYPATH=build/types $(BIN)/mypy $(PARTS:%=-p hearthfs.%)
 
+# Always with few examples, and with byte code kept: they take seconds wherever they run. `make test` has the environment's.
 unit: setup  ## unit tests only
-	$(BIN)/pytest tests/unit
+	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=dev $(BIN)/pytest -n 2 tests/unit
 
 bench: setup  ## benchmarks, with tables and figures
 	$(PIP) -e '.[bench]'

@@ -19,7 +19,8 @@ from hearthfs.tests.support.cluster import Cluster
 SEED_VARIABLE = "HEARTH_TEST_SEED"
 SEED = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(1 << 32))
 
-hypothesis.settings.register_profile("dev", max_examples=25, stateful_step_count=25, deadline=None)
+# Small, so that unit tests take seconds; the bigger ones run in CI.
+hypothesis.settings.register_profile("dev", max_examples=10, stateful_step_count=20, deadline=None)
 hypothesis.settings.register_profile("pr", max_examples=100, stateful_step_count=50, deadline=None)
 hypothesis.settings.register_profile("nightly", max_examples=1000, stateful_step_count=200, deadline=None)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")
@@ -38,8 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): may leave file descriptors or threads behind")
+    os.environ[SEED_VARIABLE] = str(SEED)  # workers of pytest-xdist have the seed that the header names
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was imported stays: the leak check's collections need not walk it (0.1 s each otherwise)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -6,16 +6,29 @@ import re
 import pytest
 from hearthfs.cli import main as cli
 from hearthfs.common.errors import NotFound, Unavailable
-from typer.testing import CliRunner
+from typer.main import get_command
 
+PROGRAM = get_command(cli.app)
 COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)
 
 
+@pytest.fixture
+def hearth(capsys):
+    """``hearth("ls", "-l")``: the exit code, what it wrote to stdout."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            PROGRAM.main(list(arguments), prog_name="hearth")
+        return ended.value.code, capsys.readouterr().out
+
+    return run
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command):
-    done = CliRunner().invoke(cli.app, [command, "--help"])
-    assert done.exit_code == 0
-    assert "Usage" in done.output
+def test_every_command_has_help(hearth, command):
+    code, output = hearth(command, "--help")
+    assert code == 0
+    assert "Usage" in output
 
 
 def test_all_commands_are_there():
@@ -23,14 +36,14 @@ def test_all_commands_are_there():
     assert set(wanted.split()) <= set(COMMANDS)
 
 
-def test_wrong_usage_is_exit_code_2():
+def test_wrong_usage_is_exit_code_2(hearth):
     for arguments in (["ls", "--lnog"], ["nonsense"], ["stat"], ["put", "one"]):
-        assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+        assert hearth(*arguments)[0] == 2
 
 
-def test_version():
-    done = CliRunner().invoke(cli.app, ["version"])
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", done.output)
+def test_version(hearth):
+    _, output = hearth("version")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", output)
 
 
 @pytest.mark.parametrize(
