@@ -13,6 +13,7 @@ from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from .blocks import Blocks
 from .content import Committed, Content
+from .sealed_block import SealedBlock
 from .tree import FileNode, Tree
 
 log = get_logger(__name__)
@@ -42,7 +43,15 @@ class Publisher:
                     content.error = error
                     raise
             if sync and content.sealed is not None and not content.sealed.synced:
-                await self._blocks.sync(content.sealed, content.sealed.length_bytes)
+                await self._sync(node, content.sealed)
+
+    async def _sync(self, node: FileNode, sealed: SealedBlock) -> None:
+        """Raises NotFound: the worker lost it. That of a version which was replaced or deleted is nobody's loss."""
+        try:
+            await self._blocks.sync(sealed, sealed.length_bytes)
+        except (NotFound, Stale):
+            if not (node.detached or await self._is_gone(node)):
+                raise
 
     async def _publish(self, node: FileNode, content: Content, *, sync: bool) -> None:
         for attempt in range(1, TRIES + 1):
