@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pyfuse3
 
-from ..common.errors import IsADirectory
+from ..common.errors import IsADirectory, NotFound, Stale
 from ..common.types import NAME_MAX
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
@@ -82,7 +82,16 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
             _set_privately(node.entry, change)
             return
         token = self.tree.cache.token()
-        reply = await self.tree.link.mutate(pb.MutateRequest(setattr=change))
+        try:
+            reply = await self.tree.link.mutate(pb.MutateRequest(setattr=change))
+        except (NotFound, Stale):
+            if not node.opens or node.entry is None:
+                raise
+            self.tree.table.orphaned(node)  # another client took its last name
+            if change.HasField("size_bytes"):
+                await self.files.truncate(node, change.size_bytes, by_handle=True)
+            _set_privately(node.entry, change)
+            return
         self.tree.cache.modified(token, reply.entry)
         node.entry = reply.entry
         if change.HasField("size_bytes"):

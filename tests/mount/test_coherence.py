@@ -109,6 +109,44 @@ def test_reader_keeps_the_version_it_opened(pair: Pair) -> None:
     assert not exists(b)
 
 
+def test_open_file_unlinked_elsewhere_lives_on(pair: Pair) -> None:
+    for number, size in enumerate((0, 3_000)):
+        a, b = pair.a / f"f{number}", pair.b / f"f{number}"
+        a.write_bytes(b"x" * size)
+        with a.open("r+b", buffering=0) as file:
+            b.unlink()
+            os.fchmod(file.fileno(), 0o600)
+            os.ftruncate(file.fileno(), 7)
+            assert file.read() == b"x" * min(size, 7) + bytes(max(0, 7 - size))
+            file.write(b"more")
+            os.fsync(file.fileno())
+            status = os.fstat(file.fileno())
+            assert (status.st_mode & 0o777, status.st_nlink, status.st_size) == (0o600, 0, 11)
+        assert not exists(a)
+    (pair.a / "replaced").write_bytes(b"old")
+    with (pair.a / "replaced").open("r+b") as file:
+        (pair.b / "replaced").write_bytes(b"new")
+        (pair.b / "replaced").unlink()
+        os.fchmod(file.fileno(), 0o600)
+        assert file.read() == b"old"
+
+
+def test_fsync_of_a_version_that_is_gone(cluster: Cluster, pair: Pair) -> None:
+    """Overwritten elsewhere, its block deleted: nothing of it is left to be made durable."""
+    size = 123_457
+    fd = os.open(pair.a / "f", os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"x" * size)
+    os.close(os.dup(fd))  # publishes
+    (pair.b / "f").write_bytes(b"new")
+    deadline = time.monotonic() + 10
+    while any(path.stat().st_size == size for path in (cluster.disk(1) / "blocks").glob("??/*")):
+        assert time.monotonic() < deadline, "the old version's block is still there"
+        time.sleep(0.05)
+    os.fsync(fd)
+    os.close(fd)
+    assert (pair.a / "f").read_bytes() == b"new"
+
+
 def test_last_close_wins_and_versions_never_mix(pair: Pair) -> None:
     a, b = pair.a / "f", pair.b / "f"
     a.write_bytes(b"o" * 1_500_000)
