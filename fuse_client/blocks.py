@@ -289,7 +289,14 @@ class Blocks:
 
     async def sync(self, sealed: SealedBlock, length_bytes: int) -> None:
         """fsync of a block that was committed without: commit is idempotent."""
-        if self._worker is not None:
+        if sealed.written_at:
+            channel, what = self.channel(sealed.written_at), f"block {sealed.key} at {sealed.written_at}"
+            key = master.BlockKey(block=sealed.key.block, generation=sealed.key.generation)
+            commit = pb.CommitBlocks(items=[pb.CommitItem(key=key, length_bytes=length_bytes)], sync=True)
+            request, timeout_s = pb.ControlRequest(commit=commit), self._settings.data_timeout_s
+            await trio.to_thread.run_sync(control, channel, request, timeout_s, what)
+        else:
+            assert self._worker is not None, "what was not sent elsewhere was written here"
             await self._worker.commit(sealed.key, length_bytes, b"", sync=True)
         sealed.synced = True
 
@@ -306,6 +313,7 @@ class Blocks:
         local = LocalBlock(next(self._identities), fd, length, verifier, working.worker_id)
         sealed = SealedBlock(working.key, length, self._chunks, _nothing_more, self._report, local)
         sealed.synced = synced
+        sealed.written_at = "" if working.local else working.address
         return sealed
 
     # -- connections

@@ -50,6 +50,7 @@ class SealedBlock:
         self.key = key
         self.length_bytes = length_bytes
         self.synced = True  # as far as this mount knows: false after a commit without sync
+        self.written_at = ""  # address of the worker elsewhere to which this mount sent it
         self._chunks = chunks
         self._next_source = next_source
         self._report = report

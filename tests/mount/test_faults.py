@@ -155,6 +155,12 @@ def test_node_without_worker(make_cluster: Make) -> None:
         with (cluster.mountpoint(2) / f"f{size}").open("ab") as file:
             file.write(b"more")
         assert (cluster.mountpoint(1) / f"f{size}").read_bytes() == data + b"more"
+    fd = os.open(cluster.mountpoint(2) / "synced", os.O_CREAT | os.O_WRONLY)
+    os.write(fd, data)
+    os.close(os.dup(fd))  # publishes without sync
+    os.fsync(fd)
+    os.close(fd)
+    assert (cluster.mountpoint(1) / "synced").read_bytes() == data
     with (cluster.mountpoint(2) / "f9000001").open("rb") as reader:
         first = reader.read(1000)
         (cluster.mountpoint(1) / "f9000001").write_bytes(b"other")
