@@ -73,7 +73,7 @@ class Files:
             if node.detached and node.content is None:
                 raise Stale(f"inode {node.inode}: another version took this one's place")
             self._warm.pop(node.nodeid, None)
-            truncate = bool(flags & os.O_TRUNC) and flags & os.O_ACCMODE != os.O_RDONLY
+            truncate = bool(flags & os.O_TRUNC)
             lock = self._opening.setdefault(node.nodeid, trio.Lock())
             async with lock:
                 content = await self._content(node, truncate)

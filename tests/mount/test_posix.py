@@ -386,6 +386,15 @@ def test_truncation(directory: Path) -> None:
     assert f.stat().st_size == 0
 
 
+def test_truncation_by_a_reader(directory: Path) -> None:
+    f = directory / "f"
+    f.write_bytes(b"x" * 10_000)
+    fd = os.open(f, os.O_RDONLY | os.O_TRUNC)
+    assert os.read(fd, 100) == b""
+    os.close(fd)
+    assert f.read_bytes() == b""
+
+
 def test_overwriting_in_the_middle_keeps_the_rest(directory: Path) -> None:
     f = directory / "f"
     expected = bytearray(os.urandom(3 * MIB + 7))
