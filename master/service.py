@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
+
 from ..common.errors import (
     DeadlineExceeded,
     HearthError,
@@ -58,6 +60,10 @@ def _rpc(method: Callable[..., Awaitable[Any]]) -> Any:
                     result, failure = type(error).__name__, error
                 except TimeoutError:
                     result, failure = "DeadlineExceeded", DeadlineExceeded(f"{name}: the caller was too slow")
+                except (
+                    grpc.aio.InternalError
+                ):  # a message did not go out: the caller was killed, which is no fault here
+                    result, failure = "Unavailable", Unavailable(f"{name}: the caller went away")
                 except Exception:
                     log.exception("call-failed", method=name)
                     result, failure = (

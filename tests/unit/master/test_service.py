@@ -28,6 +28,7 @@ from hearthfs.common.errors import (
 from hearthfs.master import commands, machine
 from hearthfs.master.main import MasterServer
 from hearthfs.master.settings import MasterSettings
+from hearthfs.master.watches import Watches
 from hearthfs.proto import common_pb2, master_pb2, master_pb2_grpc
 
 ROOT = 1
@@ -375,6 +376,24 @@ def test_a_fault_in_a_rule_is_internal_and_harmless(serve, monkeypatch):
         await client.mkdir(b"d")
 
     serve(test)
+
+
+def test_a_caller_that_was_killed_is_no_fault(serve, monkeypatch, capsys, caplog):
+    async def gone(*_):
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    monkeypatch.setattr(Watches, "serve", gone)
+
+    async def test(mount):
+        await mount.register(holds_grants=True)
+        stream = mount.stub.Watch(timeout=TIMEOUT_S)
+        await stream.write(master_pb2.WatchRequest(context=mount.context))
+        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
+        await mount.mkdir(b"d")
+
+    serve(test)
+    assert "call-failed" not in capsys.readouterr().out
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 # ------------------------------------------------------------------ invalidation
