@@ -123,7 +123,7 @@ class LmdbStore:
             return True
         # The file never shrinks: what was deleted inside it is room too, or a disk once full would stay so for ever.
         used_bytes = self._pages_in_use() * self._page_bytes
-        return min(file_bytes + disk_bytes, self._map_size_bytes) - used_bytes >= self._reserve_bytes
+        return bool(min(file_bytes + disk_bytes, self._map_size_bytes) - used_bytes >= self._reserve_bytes)
 
     def _pages_in_use(self) -> int:
         """Pages of all tables: what is left in the map beside them LMDB gives out again."""
