@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .memory import Mapping
@@ -16,11 +17,13 @@ _aligned = mmap.mmap(-1, DIRECT_BYTES)
 
 @dataclass(eq=False)
 class Description:
-    """What open(2) made; duplicates and mappings share it. ``name_fd``: the same inode in the plain tree of names."""
+    """What open(2) made; duplicates and mappings share it. ``name_fd``: the same inode in the plain tree of names.
+    ``synchronous``: O_SYNC, each write is followed by an fsync."""
 
     number: int
     view: View
     name_fd: int
+    synchronous: bool = False
     refs: int = 0
 
 
@@ -70,10 +73,10 @@ def direct_write(fd: int, data: bytes, offset: int) -> int:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
 
 
-def whole(fd: int) -> bytes:
+def whole(fd: int, read: Callable[[int, int, int], bytes] = os.pread) -> bytes:
     """All bytes of an open file, its offset untouched."""
     parts, offset = [], 0
-    while part := os.pread(fd, 1 << 20, offset):
+    while part := read(fd, 1 << 20, offset):
         parts.append(part)
         offset += len(part)
     return b"".join(parts)

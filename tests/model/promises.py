@@ -4,8 +4,9 @@
 - All who have a file open in one mount share one *view*; what one does with it the others see (POSIX).
 - Opening joins the mount's view if that is still the last version, or grew from it; else it makes a new one of the
   last.
-- A changed view is published by the close of any descriptor, by fsync, by msync, by the end of the last mapping. The
-  last one to publish wins. Who has an older version open keeps it, and may still publish over the newer one.
+- A changed view is published by the close of any descriptor, by fsync, msync or a write with O_SYNC, by the end of the
+  last mapping. The last one to publish wins. Who has an older version open keeps it, and may still publish over the
+  newer one.
 - A new length given to a file that nobody in the mount has changed is published at once.
 - A file without a name is published to nobody.
 """

@@ -309,19 +309,25 @@ class MountsAndSdk(RuleBasedStateMachine):
             os.close(fds[0])
             os.close(name_fds[0])
             return
+        existed = status.st_ino in self.known
         view = self.joined(self.know(status, name_fds[0]), mount)
         twin = os.open(self.shadow[view].path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
-        if flags & os.O_TRUNC:
+        if flags & os.O_TRUNC and existed:
             view.dirty = True
-        description = Description(number, view, name_fds[0], refs=1)
+        description = Description(number, view, name_fds[0], bool(flags & os.O_SYNC), refs=1)
         self.descriptors.append(Descriptor(number, description, fds[0], twin))
+
+    def wrote(self, d: Descriptor, some: bool) -> None:
+        d.of.view.dirty |= some
+        if some and d.of.synchronous:
+            self.publish(d.of.view)
 
     @precondition(lambda self: self.descriptors)
     @rule(pick=PICK, size=LENGTHS)
     def write(self, pick: int, size: int) -> None:
         d, data = self.pick(pick), self.data(size)
         done = self.both(f"write({d}, {short(data)})", lambda: os.write(d.fd, data), lambda: os.write(d.twin, data))
-        d.of.view.dirty |= bool(done.value)
+        self.wrote(d, bool(done.value))
 
     @precondition(lambda self: self.descriptors)
     @rule(pick=PICK, size=LENGTHS, offset=OFFSETS, direct=st.booleans())
@@ -330,7 +336,7 @@ class MountsAndSdk(RuleBasedStateMachine):
         put = direct_write if direct else os.pwrite
         step = f"{put.__name__}({d}, {short(data)}, {offset})"
         done = self.both(step, lambda: put(d.fd, data, offset), lambda: os.pwrite(d.twin, data, offset))
-        d.of.view.dirty |= bool(done.value)
+        self.wrote(d, bool(done.value))
 
     @precondition(lambda self: self.descriptors)
     @rule(pick=PICK, size=LENGTHS, offset=OFFSETS, direct=st.booleans())
@@ -414,8 +420,8 @@ class MountsAndSdk(RuleBasedStateMachine):
         if not d.of.view.replaced:  # else it shows the attributes of when it was
 
             def attributes(fd: int) -> tuple[str, int]:
-                status = os.fstat(fd)
-                return stat.filemode(status.st_mode), status.st_nlink
+                status = os.fstat(fd)  # a file without a name has its own mode in each mount
+                return stat.filemode(status.st_mode) if status.st_nlink else "", status.st_nlink
 
             self.both(f"fstat({d}) mode, nlink", lambda: attributes(d.fd), lambda: attributes(d.of.name_fd))
 
@@ -583,17 +589,18 @@ class MountsAndSdk(RuleBasedStateMachine):
 
     def read_path(self, mount: int, path: str, *, direct: bool) -> None:
         """Opens, reads, closes, as ``cat`` does."""
+        path_here = self.in_mount(mount, path)
 
         def ours() -> bytes:
-            fd = os.open(self.in_mount(mount, path), os.O_RDONLY)
+            fd = os.open(path_here, os.O_RDONLY)
             try:
-                return direct_read(fd, 2 * MIB, 0) if direct else whole(fd)
+                return whole(fd, direct_read if direct and os.path.isfile(path_here) else os.pread)
             finally:
                 os.close(fd)
 
         def plain() -> bytes:
             read_file(self.in_names(path))
-            return self.seen(mount, path)[: 2 * MIB]
+            return self.seen(mount, path)
 
         done = self.both(f"mount{mount} {'direct ' if direct else ''}read of {path!r}", ours, plain)
         view = self.at(path).file.view(mount) if not done.error else None
