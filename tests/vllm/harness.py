@@ -39,14 +39,15 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) ->
         time.sleep(0.05)
 
 
-def run_cold(engine: Engine, tokens: list[int], root: Path, new_chunks: int) -> tuple[Generation, set[Path]]:
-    """Computes a prompt that nobody has seen, waits until its chunks are stored; gives them."""
+def run_cold(engine: Engine, tokens: list[int], root: Path, new_chunks: int) -> tuple[Generation, list[Path]]:
+    """Computes a prompt that nobody has seen, waits until its chunks are stored; gives them in order of storing,
+    which is, within each group, the order in the prompt."""
     before = chunks(root)
     cold = engine.generate(tokens, TOKENS)
     assert cold.cached_tokens == 0
     wait_until(lambda: len(chunks(root) - before) >= new_chunks, f"{new_chunks} chunks of a prompt stored")
     engine.forget()
-    return cold, chunks(root) - before
+    return cold, sorted(chunks(root) - before, key=lambda path: path.stat().st_mtime_ns)
 
 
 def is_whole(path: Path) -> bool:

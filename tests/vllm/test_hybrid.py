@@ -48,7 +48,7 @@ def test_a_damaged_chunk_is_never_delivered(hybrid: Served, damage: Callable[[Pa
     cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, 5)
     victims = [path for path in stored if group_of(path) == group]
     assert all(map(harness.is_whole, stored))
-    damage(victims[-1])
+    damage(victims[-1])  # the deepest: the only one that the group with a window needs
     assert not harness.is_whole(victims[-1])
     assert hybrid.engine.generate(tokens, TOKENS).tokens == cold.tokens
     wait_until(lambda: harness.is_whole(victims[-1]), "the chunk stored again")
@@ -63,7 +63,7 @@ def test_a_chunk_of_another_prompt_under_our_name_is_refused(hybrid: Served) -> 
     tokens, other = prompt(30, LENGTH), prompt(31, LENGTH)
     cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, 5)
     _, others = run_cold(hybrid.engine, other, hybrid.root, 5)
-    for mine, theirs in zip(sorted(stored), sorted(others), strict=True):
+    for mine, theirs in zip(stored, others, strict=True):
         mine.write_bytes(theirs.read_bytes())
     assert hybrid.engine.generate(tokens, TOKENS).tokens == cold.tokens
     hybrid.engine.forget()
