@@ -162,7 +162,10 @@ class Blocks:
             background.start(self._nursery, self._discard, self._spare.popleft())
 
     def drop(self, working: WorkingFile) -> None:
-        """A working file that nobody needs. An empty one serves the next new file."""
+        """A working file that nobody needs. An empty one serves the next new file. Its room is free at once,
+        not when the order to delete it came by way of the master: a writer who tries again would fill the disk so.
+        """
+        working.empty()
         working.close()
         place = common.WorkerAddress(worker_id=working.worker_id, address=working.address)
         if working.local:

@@ -176,6 +176,8 @@ class Files:
     def _drop(self, node: FileNode) -> None:
         content, node.content = node.content, None
         if content is not None:
+            if content.dirty:
+                node.kernel_version = None  # the kernel has pages of what was never published
             working, content.working = content.working, None
             content.close()
             if working is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -54,16 +55,31 @@ class WorkingFile:
             OSError: the disk's.
         """
         begin = time.monotonic()
-        if begin < self._slow_until:
-            await trio.to_thread.run_sync(_write_all, self.fd, offset, data)
-        else:
-            _write_all(self.fd, offset, data)
-            end = time.monotonic()
-            if end - begin > SLOW_WRITE_S:
-                self._slow_until = end + SLOW_FOR_S
+        try:
+            if begin < self._slow_until:
+                await trio.to_thread.run_sync(_write_all, self.fd, offset, data)
+            else:
+                _write_all(self.fd, offset, data)
+        except OSError:
+            self._forget_part()
+            raise
+        end = time.monotonic()
+        if begin >= self._slow_until and end - begin > SLOW_WRITE_S:
+            self._slow_until = end + SLOW_FOR_S
         self._in_order = self._in_order and offset == self.length_bytes
         self._accumulator.update(offset, data)
         self.length_bytes = max(self.length_bytes, offset + len(data))
+
+    def _forget_part(self) -> None:
+        """A write failed somewhere: what it left beyond the end goes, what it left before is read back later."""
+        self._accumulator, self._in_order = Accumulator(), False
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fd, self.length_bytes)
+
+    def empty(self) -> None:
+        """Gives its room back at once; for a file that nobody needs any more."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fd, 0)
 
     def truncate(self, length_bytes: int) -> None:
         """Cuts the file to at most this length; what is beyond reads as zeros."""

@@ -1,3 +1,4 @@
+import errno
 import os
 import tempfile
 
@@ -29,6 +30,38 @@ def test_sequential_writes_are_hashed_as_they_pass() -> None:
 
     trio.run(main)
     assert working.length_bytes == len(data)
+    working.close()
+
+
+@pytest.mark.leaks("trio keeps its threads for some seconds")
+def test_a_write_that_failed_halfway_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    working = working_file()
+    data = os.urandom(CHUNK_BYTES + 77)
+    pwrite, full = os.pwrite, True
+
+    def half(fd: int, view: memoryview, offset: int) -> int:
+        if full and offset >= len(data):
+            raise OSError(errno.ENOSPC, "full")
+        return pwrite(fd, view[: len(view) // 2 + 1] if full else view, offset)
+
+    monkeypatch.setattr(os, "pwrite", half)
+
+    async def main() -> None:
+        nonlocal full
+        await working.write(0, data)
+        with pytest.raises(OSError, match="full"):
+            await working.write(100, data)
+        assert os.fstat(working.fd).st_size == working.length_bytes == len(data)
+        packed, _ = await working.checksums()
+        assert packed == of_file(working.fd, len(data))
+        full = False
+        await working.write(len(data), b"more")
+        packed, _ = await working.checksums()
+        assert packed == of_file(working.fd, len(data) + 4)
+
+    trio.run(main)
+    working.empty()
+    assert os.fstat(working.fd).st_size == 0
     working.close()
 
 
