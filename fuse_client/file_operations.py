@@ -96,6 +96,9 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
         node.entry = reply.entry
         if change.HasField("size_bytes"):
             self.files.resized(node, reply.entry)
+        current = self.tree.table.current(node.inode)
+        if current is not None and current is not node:
+            await self.tree.renew(current)
 
     @handler
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:

@@ -73,6 +73,8 @@ class Publisher:
                 await self._write_again(content)
                 continue
             self._published(token, node, content, reply)
+            if node.detached and self._tree.cache.undisturbed(token, node.inode):
+                await self._reattach(node)
             return
 
     async def _commit(self, content: Content, *, sync: bool) -> None:
@@ -115,17 +117,15 @@ class Publisher:
         if node.kernel_version is not None:
             node.kernel_version = content.version  # the kernel's pages went through us
         self._tree.cache.modified(token, entry)
-        if node.detached and self._tree.cache.undisturbed(token, node.inode):
-            self._reattach(node)
 
-    def _reattach(self, node: FileNode) -> None:
+    async def _reattach(self, node: FileNode) -> None:
         """The old version's writer published last: its node is what the name leads to, here as elsewhere."""
         other = self._tree.table.current(node.inode)
         self._tree.table.reattach(node)
         if other is not None and not other.opens and other.content is not None:
             other.content.close()
             other.content = None
-        self._tree.notifier.submit(names=True, nodeids=[node.nodeid], done=lambda: None)
+        await self._tree.renew(node, names=True)
 
 
 def _request(inode: int, content: Content) -> pb.Publish:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import stat
 
 import pyfuse3
+import trio
 
 from ..common.errors import DeadlineExceeded, HearthError, NotADirectory, NotFound, Stale, Unavailable
 from ..common.telemetry import get_logger
@@ -186,6 +187,14 @@ class Tree:
         return out
 
     # -- what we changed
+
+    async def renew(self, node: FileNode, *, names: bool = False) -> None:
+        """What we changed through another node of the same inode: returns when the kernel has dropped this one's
+        attributes and, if asked to, all names."""
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        self.notifier.submit(names=names, nodeids=[node.nodeid], done=lambda: token.run_sync_soon(done.set))
+        await done.wait()
 
     def made(self, token: int, parent: FileNode, name: bytes, entry: common.Entry, *, new: bool = True) -> FileNode:
         """A mutation of ours made this name."""

@@ -131,6 +131,18 @@ def test_open_file_unlinked_elsewhere_lives_on(pair: Pair) -> None:
         assert file.read() == b"old"
 
 
+def test_chmod_by_the_reader_of_a_replaced_version_is_seen_at_once(pair: Pair) -> None:
+    """Two nodes of one inode in one mount: the kernel must not remember one's attributes when the other changes."""
+    a, b = pair.a / "f", pair.b / "f"
+    a.write_bytes(b"old")
+    with a.open("rb") as reader:
+        for number in range(8):
+            b.write_bytes(b"new")
+            assert a.stat().st_size == 3
+            os.fchmod(reader.fileno(), 0o600 + number)
+            assert a.stat().st_mode & 0o777 == 0o600 + number
+
+
 def test_fsync_of_a_version_that_is_gone(cluster: Cluster, pair: Pair) -> None:
     """Overwritten elsewhere, its block deleted: nothing of it is left to be made durable."""
     size = 123_457
