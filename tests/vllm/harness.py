@@ -40,14 +40,13 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) ->
 
 
 def run_cold(engine: Engine, tokens: list[int], root: Path, new_chunks: int) -> tuple[Generation, list[Path]]:
-    """Computes a prompt that nobody has seen, waits until its chunks are stored; gives them in order of storing,
-    which is, within each group, the order in the prompt."""
+    """Computes a prompt that nobody has seen, waits until its chunks are stored; gives them."""
     before = chunks(root)
     cold = engine.generate(tokens, TOKENS)
     assert cold.cached_tokens == 0
     wait_until(lambda: len(chunks(root) - before) >= new_chunks, f"{new_chunks} chunks of a prompt stored")
     engine.forget()
-    return cold, sorted(chunks(root) - before, key=lambda path: path.stat().st_mtime_ns)
+    return cold, sorted(chunks(root) - before)
 
 
 def is_whole(path: Path) -> bool:
