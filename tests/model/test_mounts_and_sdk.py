@@ -709,12 +709,25 @@ class MountsAndSdk(RuleBasedStateMachine):
 
     @rule(daemon=st.sampled_from(DAEMONS), chance=st.integers(0, 23))
     def restart(self, daemon: str, chance: int) -> None:
-        """``kill -9``, now and then. Files that are open in a mount die with it."""
+        """``kill -9``, now and then, when all is published. Files that are open in a mount die with it."""
         if chance != 7 or (daemon.startswith("mount") and (self.descriptors or self.mapped)):
             return
+        self.publish_all()
         self.steps.append(f"kill -9 {daemon}, restart")
         self.cluster.kill(daemon)
         self.cluster.restart(daemon)
+
+    def publish_all(self) -> None:
+        """Starting a daemon forks, and the child's copies of our descriptors are closed before it runs: each is a close
+        that publishes, and would wait for the daemon that is not there yet."""
+        for d in self.descriptors:
+            if d.of.view.dirty:
+                self.both(f"fsync({d})", lambda d=d: os.fsync(d.fd), lambda: None)
+                self.publish(d.of.view)
+        for m in self.mapped:
+            if m.of.view.dirty:
+                self.both(f"msync({m})", m.memory.sync, m.twin.sync)
+                self.publish(m.of.view)
 
     # ------------------------------------------------------------ the end
 
