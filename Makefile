@@ -50,8 +50,9 @@ types: setup
 	MYPYPATH=build/types $(BIN)/mypy $(PARTS:%=-p hearthfs.%)
 
 # Always with few examples, and with byte code kept: they take seconds wherever they run. `make test` has the environment's.
+# In memory: these tests are about what is decided, and a busy disk would be most of their time.
 unit: setup  ## unit tests only
-	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=dev $(BIN)/pytest -n 2 tests/unit
+	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=dev PYTEST_DEBUG_TEMPROOT=/dev/shm $(BIN)/pytest -n 2 tests/unit
 
 bench: setup  ## benchmarks, with tables and figures
 	$(PIP) -e '.[bench]'
