@@ -42,6 +42,7 @@ class HearthConnector(OffloadingConnector):  # type: ignore[misc]
                     'Set "kv_load_failure_policy": "recompute" in --kv-transfer-config',
                     transfer_config.kv_load_failure_policy,
                 )
+        self._computes = False
         with engine(vllm_config, settings, notices):
             super().__init__(vllm_config, role, kv_cache_config)
 
@@ -78,7 +79,13 @@ class HearthConnector(OffloadingConnector):  # type: ignore[misc]
 
     # Worker side
 
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._computes = forward_context.attn_metadata is not None
+        super().start_load_kv(forward_context, **kwargs)
+
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if not self._computes:
+            self._worker.linger()
         sent, received = self.get_finished(finished_req_ids)
         failed = self._worker.take_failed_requests() & received
         return KVConnectorTransferResults(sent, received, failed)

@@ -81,6 +81,7 @@ class Loader:
         self._clock = clock or SystemClock()
         self._queue: queue.SimpleQueue[tuple[_Job, list[Piece]] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
+        self._arrived = threading.Event()
         self._jobs: dict[int, _Job] = {}
         self._threads = [
             threading.Thread(target=self._run, name=f"hearth-load-{n}", daemon=True)
@@ -111,6 +112,13 @@ class Loader:
             return
         for batch in batches:
             self._queue.put((job, batch))
+
+    def linger(self, timeout_s: float) -> None:
+        """Lets the threads work: returns when a load ends, at the latest after ``timeout_s``; at once without loads."""
+        if self._jobs and self._results.empty():
+            self._arrived.clear()
+            if self._results.empty():
+                self._arrived.wait(timeout_s)
 
     def finished(self) -> list[LoadResult]:
         """Results since the last call. Loads past their deadline are failed here, wherever their threads hang."""
@@ -217,4 +225,5 @@ class Loader:
             self._notices.warn("load", "a load of request %s failed, it will be computed: %s", job.request_id, reason)
         taken_s = self._clock.monotonic_s() - job.begun_s
         self._results.put(LoadResult(job.job_id, job.request_id, failed, job.size_bytes, taken_s))
+        self._arrived.set()
         return True

@@ -18,6 +18,8 @@ from .staging import Arena, slots_for
 from .storage import Storage
 from .stores import Storer
 
+IDLE_STEP_S = 0.005
+
 
 @dataclasses.dataclass
 class ChunkFiles(LoadStoreSpec):  # type: ignore[misc]
@@ -81,6 +83,10 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]
             results.append(TransferResult(load.job_id, True, load.size_bytes, load.time_s))
         results += [TransferResult(one.job_id, True, one.size_bytes, one.time_s) for one in self.storer.finished()]
         return results
+
+    def linger(self) -> None:
+        """For steps in which the engine computes nothing: polling would take the processor from what it waits for."""
+        self.loader.linger(IDLE_STEP_S)
 
     def take_failed_requests(self) -> set[str]:
         """Requests whose load failed, among those whose jobs ``get_finished`` gave since the last call."""

@@ -196,3 +196,16 @@ def test_more_chunks_than_memory_load_in_turns() -> None:
         bench.submit(1, *names)
         assert bench.results()[0].failed == {}
     assert bench.engine[1:10].all()
+
+
+def test_lingering_ends_with_a_load_or_with_its_time(bench: Bench) -> None:
+    bench.loader.linger(100)  # nothing is loading
+    bench.fill("c1", 1)
+    go, inside = threading.Event(), threading.Event()
+    bench.store.before_load = hang(inside, go)
+    bench.submit(1, "c1")
+    bench.loader.linger(0.005)
+    assert bench.loader.finished() == []
+    go.set()
+    bench.loader.linger(100)
+    assert bench.results()[0].failed == {}
