@@ -649,7 +649,7 @@ class MutateReply(google.protobuf.message.Message):
     """Create: the file was there already"""
     @property
     def entry(self) -> hearthfs.proto.common_pb2.Entry:
-        """of the inode that the operation made or changed"""
+        """of the inode that the operation made or changed; Unlink, Rmdir: the directory"""
 
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hearthfs.proto.common_pb2.WorkingBlock]:
