@@ -34,8 +34,9 @@ $(VENV)/.ready: pyproject.toml Makefile
 demo: setup  ## a two-node cluster, a prompt prefilled once and read back by a second engine
 	$(BIN)/python bench/demo.py
 
+# Two at a time, a file to each: most of these tests wait, for daemons to start or for leases to end. The long ones first.
 test: setup  ## every test: unit, model, faults, mounts, real engines (root and /dev/fuse)
-	$(BIN)/pytest
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint types generated unit  ## all that needs no mount: style, types, import rules, generated code, unit tests
 
