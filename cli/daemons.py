@@ -160,11 +160,14 @@ def mount(
 
         typer.echo(mount_in_background(flags, config, log_file))
         return
-    from ..fuse_client.main import serve
+    from ..fuse_client import relay_link
     from ..fuse_client.settings import MountSettings
 
     settings = MountSettings.load(flags, file=config)
     stop_with_parent()
+    relay_link.enter(settings)
+    from ..fuse_client.main import serve
+
     serve(settings)
 
 

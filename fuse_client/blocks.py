@@ -23,6 +23,7 @@ from ..proto import worker_pb2 as pb
 from . import background
 from .chunks import LocalFile, VerifiedChunks
 from .master_link import MasterLink
+from .passing import Passing
 from .remote_block import RemoteBlock, control
 from .sealed_block import SealedBlock, Source, in_turn
 from .settings import MountSettings
@@ -42,6 +43,10 @@ class LocalBlock(LocalFile):
     def __init__(self, identity: int, fd: int, length_bytes: int, verifier: Verifier, worker_id: str) -> None:
         super().__init__(identity, fd, length_bytes, verifier)
         self.worker_id = worker_id
+
+    @property
+    def local_fd(self) -> int | None:
+        return self.fd
 
 
 class Blocks:
@@ -63,6 +68,11 @@ class Blocks:
         self._channels: OrderedDict[str, grpc.Channel] = OrderedDict()
         self._spare: deque[common.WorkingBlock] = deque()
         self.bad_replicas = 0
+        self.passing: Passing | None = None  # told of what was sealed here
+
+    def worker_start(self) -> int:
+        """Changes when this node's worker was started anew."""
+        return 0 if self._worker is None else self._worker.reconnects
 
     # -- reading
 
@@ -317,6 +327,8 @@ class Blocks:
         sealed = SealedBlock(working.key, length, self._chunks, _nothing_more, self._report, local)
         sealed.synced = synced
         sealed.written_at = "" if working.local else working.address
+        if self.passing is not None:
+            self.passing.sealed_here(sealed)
         return sealed
 
     # -- connections

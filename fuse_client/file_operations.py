@@ -55,6 +55,14 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
         if self.cluster_file.owns(inode):
             raise pyfuse3.FUSEError(errno.EPERM)
         node = self.tree.node(inode)
+        if fields.update_size:
+            async with self.files.resizing(node):
+                return await self._change(node, attr, fields, fh)
+        return await self._change(node, attr, fields, fh)
+
+    async def _change(
+        self, node: FileNode, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, fh: int | None
+    ) -> pyfuse3.EntryAttributes:
         change = pb.Setattr(inode=node.inode)
         if fields.update_size and not await self.files.truncate(node, attr.st_size, by_handle=fh is not None):
             change.size_bytes = attr.st_size

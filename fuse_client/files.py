@@ -16,6 +16,8 @@ import itertools
 import os
 import weakref
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pyfuse3
 import trio
@@ -27,6 +29,7 @@ from ..common.types import FILE_MAX_BYTES
 from ..proto import common_pb2 as common
 from .blocks import Blocks
 from .content import Content
+from .passing import Passing
 from .publisher import Publisher
 from .tree import FileNode, Tree
 
@@ -39,12 +42,21 @@ OPEN_TRIES = 5
 
 
 class Files:
-    def __init__(self, tree: Tree, blocks: Blocks, publisher: Publisher, clock: Clock, warm_limit: int) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        blocks: Blocks,
+        publisher: Publisher,
+        clock: Clock,
+        warm_limit: int,
+        passing: Passing | None = None,
+    ) -> None:
         self.tree = tree
         self.blocks = blocks
         self._publisher = publisher
         self._clock = clock
         self._warm_limit = warm_limit
+        self._passing = passing
         self._warm: OrderedDict[int, FileNode] = OrderedDict()  # closed nodes that still have content, by nodeid
         self._handles: dict[int, FileNode] = {}
         self._numbers = itertools.count(1)
@@ -74,23 +86,43 @@ class Files:
                 raise Stale(f"inode {node.inode}: another version took this one's place")
             self._warm.pop(node.nodeid, None)
             truncate = bool(flags & os.O_TRUNC)
-            lock = self._opening.setdefault(node.nodeid, trio.Lock())
-            async with lock:
+            async with self._in_turn(node):
                 content = await self._content(node, truncate)
-            if flags & os.O_APPEND and not truncate and node.told_version != content.version:
-                # The kernel appends at the length that it was told; it asks again and finds the one of this version.
-                raise Stale(f"inode {node.inode}: another version was published while it was opened")
-            if truncate:
-                async with content.lock, content.hold():
-                    content.empty(self._clock.wall_ns())
-            return self._opened(node, content)
+                passes = self._passing is not None and await self._passing.prepare(node.nodeid, content, flags)
+                if flags & os.O_APPEND and not truncate and node.told_version != content.version:
+                    # The kernel appends at the length that it was told; it asks again and finds this version's.
+                    raise Stale(f"inode {node.inode}: another version was published while it was opened")
+                if truncate:
+                    async with content.lock, content.hold():
+                        content.empty(self._clock.wall_ns())
+                return self._opened(node, content, passes=passes)
         except BaseException:
             self._close(node)
             raise
 
-    def _opened(self, node: FileNode, content: Content) -> pyfuse3.FileInfo:
+    def _in_turn(self, node: FileNode) -> trio.Lock:
+        """One open of a node at one time."""
+        return self._opening.setdefault(node.nodeid, trio.Lock())
+
+    @asynccontextmanager
+    async def resizing(self, node: FileNode) -> AsyncIterator[None]:
+        """While the length changes nobody reads the file by passthrough.
+
+        Raises:
+            OSError: ETXTBSY, somebody goes on doing so.
+        """
+        if self._passing is None:
+            yield
+            return
+        async with self._in_turn(node):
+            await self._passing.wait_idle(node.nodeid)
+            yield
+
+    def _opened(self, node: FileNode, content: Content, *, passes: bool = False) -> pyfuse3.FileInfo:
         number = next(self._numbers)
         self._handles[number] = node
+        if self._passing is not None:
+            self._passing.opened(node.nodeid, number, content, passes)
         now = self._clock.monotonic_s()
         keep = node.kernel_version == content.version or content.dirty
         if not keep:
@@ -153,6 +185,8 @@ class Files:
         except HearthError as error:
             log.error("release-not-published", inode=node.inode, reason=str(error))
         finally:
+            if self._passing is not None:
+                self._passing.closed(node.nodeid)
             self._close(node)
 
     def _close(self, node: FileNode) -> None:

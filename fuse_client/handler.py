@@ -25,6 +25,10 @@ _QUIET = {errno.ENOENT, errno.ENODATA, errno.EEXIST, errno.ENOTEMPTY, errno.EOPN
           errno.ESTALE, errno.EXDEV}  # fmt: skip
 
 
+running = 0
+"""Handlers that have not answered yet."""
+
+
 def handler(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     """Any exception becomes an errno and, unless it is everyday business, one line; never the end of the mount.
 
@@ -35,7 +39,9 @@ def handler(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 
     @functools.wraps(function)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        global running
         begin = time.perf_counter()
+        running += 1
         try:
             return await function(*args, **kwargs)
         except pyfuse3.FUSEError as error:
@@ -53,6 +59,7 @@ def handler(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             log.exception("handler-failed", operation=name, arguments=_short(args[1:]), reason=repr(error))
             raise pyfuse3.FUSEError(errno.EIO) from None
         finally:
+            running -= 1
             seconds.observe(time.perf_counter() - begin)
 
     return wrapped

@@ -21,7 +21,7 @@ from ..common.telemetry import get_logger
 log = get_logger(__name__)
 
 KIND = "hearthfs"
-MAX_READ_BYTES = 1 << 20
+MAX_READ_BYTES = 1 << 20  # of one READ request
 FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -79,7 +79,9 @@ class KernelMount:
             (FUSE_CONTROL / str(self._device) / "abort").write_text("1")
 
 
-def mount(mountpoint: str, source: str, *, allow_other: bool, read_only: bool = False) -> KernelMount:
+def mount(
+    mountpoint: str, source: str, *, allow_other: bool, read_only: bool = False, max_read: int = MAX_READ_BYTES
+) -> KernelMount:
     """Mounts an empty connection; the kernel's INIT request waits on ``fd``.
 
     Raises:
@@ -88,9 +90,9 @@ def mount(mountpoint: str, source: str, *, allow_other: bool, read_only: bool = 
     mountpoint = os.path.abspath(mountpoint)
     check_mountpoint(mountpoint)
     if os.geteuid() == 0:
-        fd = _mount_as_root(mountpoint, source, allow_other=allow_other, read_only=read_only)
+        fd = _mount_as_root(mountpoint, source, max_read, allow_other=allow_other, read_only=read_only)
     else:
-        fd = _mount_by_fusermount(mountpoint, source, allow_other=allow_other, read_only=read_only)
+        fd = _mount_by_fusermount(mountpoint, source, max_read, allow_other=allow_other, read_only=read_only)
     return KernelMount(fd, mountpoint)
 
 
@@ -128,11 +130,11 @@ def allow_other_permitted(fuse_conf: str) -> bool:
     return any(line.strip() == "user_allow_other" for line in fuse_conf.splitlines())
 
 
-def _mount_as_root(mountpoint: str, source: str, *, allow_other: bool, read_only: bool) -> int:
+def _mount_as_root(mountpoint: str, source: str, max_read: int, *, allow_other: bool, read_only: bool) -> int:
     fd = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     mode = os.stat(mountpoint).st_mode
     options = f"fd={fd},rootmode={mode & stat.S_IFMT(mode):o},user_id=0,group_id=0,default_permissions"
-    options += f",max_read={MAX_READ_BYTES}" + (",allow_other" if allow_other else "")
+    options += f",max_read={max_read}" + (",allow_other" if allow_other else "")
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
     arguments = source.encode(), os.fsencode(mountpoint), f"fuse.{KIND}".encode(), flags, options.encode()
     if _libc.mount(*arguments):
@@ -146,7 +148,7 @@ def _mount_as_root(mountpoint: str, source: str, *, allow_other: bool, read_only
     return fd
 
 
-def _mount_by_fusermount(mountpoint: str, source: str, *, allow_other: bool, read_only: bool) -> int:
+def _mount_by_fusermount(mountpoint: str, source: str, max_read: int, *, allow_other: bool, read_only: bool) -> int:
     if allow_other:
         text = FUSE_CONF.read_text() if FUSE_CONF.exists() else ""
         if not allow_other_permitted(text):
@@ -154,7 +156,7 @@ def _mount_by_fusermount(mountpoint: str, source: str, *, allow_other: bool, rea
                 f"allow_other: {FUSE_CONF} does not permit it to users; add the line user_allow_other there, or mount "
                 f"without it"
             )
-    options = f"fsname={source},subtype={KIND},default_permissions,max_read={MAX_READ_BYTES},nosuid,nodev"
+    options = f"fsname={source},subtype={KIND},default_permissions,max_read={max_read},nosuid,nodev"
     options += (",allow_other" if allow_other else "") + (",ro" if read_only else "")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:

@@ -19,7 +19,7 @@ from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..common.types import PROTOCOL
 from ..common.version import VERSION
-from . import background, kernel_mount, metrics
+from . import background, handler, kernel_mount, metrics
 from .blocks import Blocks
 from .cache import MetadataCache
 from .cluster_file import ClusterFile
@@ -31,7 +31,9 @@ from .lease import Lease
 from .master_link import MasterLink
 from .notifier import Notifier
 from .operations import Operations
+from .passing import Passing
 from .publisher import Publisher
+from .relay_link import MAX_READ_BYTES, RelayLink
 from .settings import MountSettings
 from .tree import Tree
 from .worker_link import WorkerLink
@@ -40,6 +42,7 @@ log = get_logger(__name__)
 
 CONNECT_S = 10.0
 POLL_S = 0.5
+DRAIN_POLL_S = 0.05
 DRAIN_S = 3.0
 """Requests in flight at the end get so long; their callers get an error then."""
 
@@ -51,6 +54,7 @@ def serve(settings: MountSettings) -> None:
         HearthError: it could not be mounted; nothing is left behind.
     """
     configure_logging(settings.log_level, settings.log_format)
+    relay = RelayLink.from_environment(os.environ)
     allocation.keep_buffers()
     mountpoint = os.path.abspath(settings.mountpoint)
     kernel_mount.check_mountpoint(mountpoint)
@@ -63,15 +67,21 @@ def serve(settings: MountSettings) -> None:
     try:
         link.register_first(CONNECT_S)  # first: without a master no broken mount point is left behind
         mount = kernel_mount.mount(
-            mountpoint, settings.master, allow_other=settings.allow_other, read_only=settings.read_only
+            mountpoint,
+            settings.master,
+            allow_other=settings.allow_other,
+            read_only=settings.read_only,
+            max_read=kernel_mount.MAX_READ_BYTES if relay is None else MAX_READ_BYTES,
         )
+        if relay is not None:
+            relay.hand_over(mount.fd, max_background=settings.max_background, passthrough=settings.passthrough != "off")
         try:
-            trio.run(functools.partial(_run, settings, link, mount, node_id))
+            trio.run(functools.partial(_run, settings, link, mount, node_id, relay))
         except BaseExceptionGroup as group:
             raise _first(group) from None
     finally:
-        if mount is not None:
-            mount.unmount()
+        if mount is not None and not (relay is not None and relay.lost):
+            mount.unmount()  # a relay that died leaves a dead mount, as a daemon does that is killed
         link.close()
     log.info("unmounted", mountpoint=mountpoint)
 
@@ -82,7 +92,9 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _run(settings: MountSettings, link: MasterLink, mount: KernelMount, node_id: str) -> None:
+async def _run(
+    settings: MountSettings, link: MasterLink, mount: KernelMount, node_id: str, relay: RelayLink | None
+) -> None:
     notifier = Notifier.for_descriptor(mount.fd)
     lease = Lease(SystemClock())
     cache = MetadataCache(lease, settings.cache_entries)
@@ -90,18 +102,16 @@ async def _run(settings: MountSettings, link: MasterLink, mount: KernelMount, no
     async with trio.open_nursery() as nursery:
         worker = WorkerLink(settings.worker_socket, nursery, settings.timeout_s) if settings.worker_socket else None
         blocks = Blocks(settings, link, worker, node_id, nursery)
-        files = Files(tree, blocks, Publisher(tree, blocks), SystemClock(), settings.warm_files)
+        passing = _passing(relay, blocks)
+        files = Files(tree, blocks, Publisher(tree, blocks), SystemClock(), settings.warm_files, passing)
         coherence = Coherence(tree, files, lease)
         describe = functools.partial(_describe, settings, link, mount.mountpoint, node_id)
         operations = Operations(tree, files, ClusterFile(describe), node_id)
         telemetry = _telemetry(settings, coherence)
         _export(tree, files, blocks, lease)
         try:
-            handshake = Handshake(mount.fd, settings.max_background)
-            pyfuse3.init(operations, f"/dev/fd/{handshake.number}", {"default_permissions"})
             serving = trio.CancelScope()
-            nursery.start_soon(_serve_kernel, serving, nursery)
-            await handshake.run()
+            await _begin(nursery, serving, operations, mount.fd, settings.max_background, relay)
             notifier.start()
             link.on_stale = coherence.drop_everything
             link.on_session = coherence.start
@@ -109,7 +119,7 @@ async def _run(settings: MountSettings, link: MasterLink, mount: KernelMount, no
             background.start(nursery, coherence.keep_watching)
             background.start(nursery, _stop_on_signal, mount)
             background.start(nursery, _get_ready, settings, mount)
-            nursery.start_soon(_end_when_unmounted, mount, serving)
+            nursery.start_soon(_end_when_unmounted, mount, serving, relay)
             await trio.sleep_forever()
         finally:
             coherence.stop()
@@ -120,10 +130,39 @@ async def _run(settings: MountSettings, link: MasterLink, mount: KernelMount, no
             pyfuse3.close(unmount=False)
 
 
-async def _serve_kernel(scope: trio.CancelScope, nursery: trio.Nursery) -> None:
+def _passing(relay: RelayLink | None, blocks: Blocks) -> Passing | None:
+    if relay is None:
+        return None
+    blocks.passing = Passing(relay.offer, lambda: relay.passthrough, blocks.worker_start)
+    return blocks.passing
+
+
+async def _begin(
+    nursery: trio.Nursery,
+    serving: trio.CancelScope,
+    operations: Operations,
+    device: int,
+    max_background: int,
+    relay: RelayLink | None,
+) -> None:
+    """Serves the kernel; returns after the INIT exchange."""
+    middle = relay or Handshake(device, max_background)
+    pyfuse3.init(operations, f"/dev/fd/{middle.number}", {"default_permissions"})
+    nursery.start_soon(_serve_kernel, serving, nursery, relay)
+    if relay is not None:
+        background.start(nursery, relay.listen)
+    await middle.run()
+
+
+async def _serve_kernel(scope: trio.CancelScope, nursery: trio.Nursery, relay: RelayLink | None) -> None:
     """Until the connection ends; then everything else may end too."""
     with scope:
-        await pyfuse3.main(max_tasks=256)
+        try:
+            await pyfuse3.main(max_tasks=256)
+        except OSError:
+            if relay is None:
+                raise
+            relay.lost = True  # the channel ended before the relay said that the mount did
     nursery.cancel_scope.cancel()
 
 
@@ -145,9 +184,16 @@ async def _stop_on_signal(mount: KernelMount) -> None:
             await trio.to_thread.run_sync(mount.unmount, abandon_on_cancel=True)
 
 
-async def _end_when_unmounted(mount: KernelMount, serving: trio.CancelScope) -> None:
+async def _end_when_unmounted(mount: KernelMount, serving: trio.CancelScope, relay: RelayLink | None) -> None:
     """pyfuse3's loop ends when the kernel says ENODEV; requests that still wait for a master then get no more than
     ``DRAIN_S``. A lazily unmounted connection lives on until its last file is closed."""
+    if relay is not None:
+        await relay.ended.wait()
+        for _ in range(round(DRAIN_S / DRAIN_POLL_S)):
+            if handler.running and not relay.lost:
+                await trio.sleep(DRAIN_POLL_S)
+        serving.cancel()
+        return
     while True:
         await trio.sleep(POLL_S)
         if mount.is_dead():

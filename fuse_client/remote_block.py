@@ -70,6 +70,10 @@ class RemoteBlock:
         self._loading = trio.Lock()
         self._lease = trio.CancelScope()
 
+    @property
+    def local_fd(self) -> int | None:
+        return None
+
     async def hold(self, nursery: trio.Nursery) -> None:
         """Takes a lease on the bytes and renews it until ``close``.
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import trio
 
+from ..common.checksums import CHUNK_BYTES
 from ..common.errors import BlockCorrupt, HearthError, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
@@ -21,6 +22,9 @@ log = get_logger(__name__)
 
 class Source(ChunkSource, Protocol):
     worker_id: str
+
+    @property
+    def local_fd(self) -> int | None: ...
 
     def close(self) -> None: ...
 
@@ -60,6 +64,20 @@ class SealedBlock:
         self._readers = 0
         self._closed = False
         self.broken = False  # the last source failed: whoever opens the file next should ask the master again
+
+    @property
+    def local_fd(self) -> int | None:
+        """Of the block's file on this node, when that is where the bytes come from."""
+        return None if self._source is None else self._source.local_fd
+
+    async def verify(self) -> None:
+        """Reads all of the block once, so that its bytes are known to be right now.
+
+        Raises:
+            HearthError: no source has good bytes.
+        """
+        for offset in range(0, self.length_bytes, CHUNK_BYTES):
+            await self.read(offset, min(CHUNK_BYTES, self.length_bytes - offset))
 
     async def prepare(self) -> None:
         """Makes sure that the bytes are within reach and stay so.

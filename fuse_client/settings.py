@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,12 @@ class MountSettings(Settings):
     spare_blocks: int = Field(4, ge=0, description="working blocks kept ready for the next new file")
     max_background: int = Field(64, ge=1, le=1024, description="requests in flight in the kernel")
     read_ahead_kb: int = Field(1024, ge=0, description="of the kernel, per file; needs root")
+    relay: Literal["auto", "off"] = Field(
+        "off", description="a small process between kernel and daemon, for passthrough; auto: where it can be had"
+    )
+    passthrough: Literal["auto", "off"] = Field(
+        "auto", description="behind a relay: the kernel reads block files of this node itself (Linux 6.9, root)"
+    )
     temporary_directory: str = Field("", description="holds unsent writes on a node without a worker; empty: TMPDIR")
     telemetry_listen: str = Field("", description="host:port of /metrics and /healthz; empty: off")
     log_level: str = "info"
