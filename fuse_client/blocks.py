@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import mmap
 import os
@@ -12,7 +14,7 @@ from collections.abc import AsyncIterator
 import grpc
 import trio
 
-from ..common.checksums import Verifier
+from ..common.checksums import Verifier, digest, of_file
 from ..common.data_stream import CHANNEL_OPTIONS, write_from
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NoSpace, NotFound, Unavailable
 from ..common.telemetry import get_logger
@@ -177,6 +179,8 @@ class Blocks:
         """
         working.empty()
         working.close()
+        if working.private:
+            return
         place = common.WorkerAddress(worker_id=working.worker_id, address=working.address)
         if working.local:
             place.node_id = self._node_id
@@ -274,6 +278,14 @@ class Blocks:
             await fresh.write(offset, bytes(buffer[:got]))
         return fresh
 
+    async def fingerprint(self, working: WorkingFile) -> int:
+        """Digest of what is in the file now, read back."""
+
+        def read() -> int:
+            return digest(of_file(working.fd, working.length_bytes), working.length_bytes)
+
+        return await trio.to_thread.run_sync(read)
+
     async def commit(self, working: WorkingFile, *, sync: bool) -> tuple[bytes, int]:
         """Makes the working file immutable on its worker; (packed checksums, digest).
 
@@ -323,6 +335,8 @@ class Blocks:
             working.close()
         except OSError:
             fd = working.fd
+        with contextlib.suppress(OSError):  # as the worker does for descriptors that it gives away
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         local = LocalBlock(next(self._identities), fd, length, verifier, working.worker_id)
         sealed = SealedBlock(working.key, length, self._chunks, _nothing_more, self._report, local)
         sealed.synced = synced

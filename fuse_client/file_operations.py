@@ -56,7 +56,7 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
             raise pyfuse3.FUSEError(errno.EPERM)
         node = self.tree.node(inode)
         if fields.update_size:
-            async with self.files.resizing(node):
+            async with self.files.resizing(node, by_handle=fh is not None):
                 return await self._change(node, attr, fields, fh)
         return await self._change(node, attr, fields, fh)
 

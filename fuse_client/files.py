@@ -31,6 +31,7 @@ from .blocks import Blocks
 from .content import Content
 from .passing import Passing
 from .publisher import Publisher
+from .take_over import TakeOver
 from .tree import FileNode, Tree
 
 log = get_logger(__name__)
@@ -57,6 +58,7 @@ class Files:
         self._clock = clock
         self._warm_limit = warm_limit
         self._passing = passing
+        self._take_over = TakeOver(tree, blocks)
         self._warm: OrderedDict[int, FileNode] = OrderedDict()  # closed nodes that still have content, by nodeid
         self._handles: dict[int, FileNode] = {}
         self._numbers = itertools.count(1)
@@ -89,6 +91,8 @@ class Files:
             async with self._in_turn(node):
                 content = await self._content(node, truncate)
                 passes = self._passing is not None and await self._passing.prepare(node.nodeid, content, flags)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    await self._let_write(node, content)
                 if flags & os.O_APPEND and not truncate and node.told_version != content.version:
                     # The kernel appends at the length that it was told; it asks again and finds this version's.
                     raise Stale(f"inode {node.inode}: another version was published while it was opened")
@@ -105,18 +109,36 @@ class Files:
         return self._opening.setdefault(node.nodeid, trio.Lock())
 
     @asynccontextmanager
-    async def resizing(self, node: FileNode) -> AsyncIterator[None]:
-        """While the length changes nobody reads the file by passthrough.
+    async def resizing(self, node: FileNode, *, by_handle: bool) -> AsyncIterator[None]:
+        """Inside, the length may change: those who read the file by passthrough see it.
 
         Raises:
-            OSError: ETXTBSY, somebody goes on doing so.
+            OSError: ETXTBSY, as ``_let_write``.
         """
         if self._passing is None:
             yield
             return
         async with self._in_turn(node):
-            await self._passing.wait_idle(node.nodeid)
+            content = node.content
+            if content is not None:
+                await self._let_write(node, content)
             yield
+            if content is not None and content.working is not None and content.working.private and not by_handle:
+                await self.publish(node)
+
+    async def _let_write(self, node: FileNode, content: Content) -> None:
+        """Before somebody may change the bytes, with the opens of the node in turn.
+
+        Raises:
+            OSError: ETXTBSY, others read them by passthrough and would not see it.
+        """
+        if self._passing is None or not self._passing.passes(node.nodeid):
+            return
+        try:
+            await self._take_over.take(node, content)
+        except OSError as error:
+            log.warning("file-not-taken-over", inode=node.inode, reason=str(error))
+            await self._passing.wait_idle(node.nodeid)
 
     def _opened(self, node: FileNode, content: Content, *, passes: bool = False) -> pyfuse3.FileInfo:
         number = next(self._numbers)
@@ -194,7 +216,8 @@ class Files:
         ended = self.tree.table.closed(node)
         if node.opens or node.content is None:
             return
-        if stale or ended is not None or node.content.dirty:
+        working = node.content.working
+        if stale or ended is not None or node.content.dirty or (working is not None and working.private):
             self._drop(node)
             return
         self._warm[node.nodeid] = node

@@ -7,9 +7,10 @@ Laws:
 - The kernel verifies nothing. All of a block is verified before its file passes for the first time, and again after
   the worker was started anew or the file changed (inode, length, ctime); bytes that we wrote and hashed ourselves were
   verified when they were sealed.
-- An inode passes, or does not, from its first open handle to its last. As long as it passes nobody in this mount opens
-  it for writing: such an open waits ``WAIT_S``, then fails with ETXTBSY, as for a program that runs. Replacing the
-  file by rename, deleting it, and publishing over it from elsewhere are not affected: readers keep what they opened.
+- An inode passes, or does not, from its first open handle to its last. A writer that joins takes the file over
+  (``take_over``); where it cannot be had it waits ``WAIT_S`` for the readers to end, then gets ETXTBSY, as for a
+  program that runs. Replacing the file by rename, deleting it, and publishing over it from elsewhere are not affected:
+  readers keep what they opened.
 """
 
 from __future__ import annotations
@@ -74,13 +75,8 @@ class Passing:
     # -- handles
 
     async def prepare(self, nodeid: int, content: Content, flags: int) -> bool:
-        """Before a handle is opened, with the inode's opens in turn. Whether it passes if it is the first one.
-
-        Raises:
-            OSError: ETXTBSY, the opener wants to write and others go on reading by passthrough.
-        """
+        """Before a handle is opened, with the inode's opens in turn. Whether it passes if it is the first one."""
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-            await self.wait_idle(nodeid)
             return False
         known = self._open.get(nodeid)
         if known is not None:
@@ -106,8 +102,10 @@ class Passing:
             known = self._open[nodeid] = _Open(passes)
         known.handles += 1
         if known.passing:
-            sealed = content.sealed
-            fd = None if sealed is None else sealed.local_fd
+            if content.working is not None:
+                fd: int | None = content.working.fd
+            else:
+                fd = None if content.sealed is None else content.sealed.local_fd
             if fd is not None and self._offer(handle, fd):
                 self.opens += 1
 

@@ -13,6 +13,7 @@ from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from .blocks import Blocks
 from .content import Committed, Content
+from .private_file import PrivateFile
 from .sealed_block import SealedBlock
 from .tree import FileNode, Tree
 
@@ -30,7 +31,11 @@ class Publisher:
     async def publish(self, node: FileNode, *, sync: bool) -> None:
         """Raises HearthError: not published; it is remembered for the next fsync too."""
         content = node.content
-        if content is None or not (content.dirty or sync):
+        if content is None:
+            return
+        if isinstance(content.working, PrivateFile) and not content.dirty:
+            await self._look(content, content.working)
+        if not (content.dirty or sync):
             return
         async with content.lock:
             if content.dirty:
@@ -52,6 +57,11 @@ class Publisher:
         except (NotFound, Stale):
             if not (node.detached or await self._is_gone(node)):
                 raise
+
+    async def _look(self, content: Content, working: PrivateFile) -> None:
+        """A shared mapping changes a file that the kernel has without telling us."""
+        if await self._blocks.fingerprint(working) != working.digest and content.working is working:
+            content.changed(working.mtime_ns)
 
     async def _publish(self, node: FileNode, content: Content, *, sync: bool) -> None:
         for attempt in range(1, TRIES + 1):
@@ -81,13 +91,28 @@ class Publisher:
         working = content.working
         if working is None or not working.length_bytes:
             return  # nothing but zeros: no block is needed
+        if isinstance(working, PrivateFile):
+            await self._commit_copy(content, working, sync=sync)
+            return
         packed, digest = await self._blocks.commit(working, sync=sync)
         content.committed = Committed(working.key, working.length_bytes, digest, working.worker_id)
         content.sealed = self._blocks.seal(working, packed, digest, synced=sync)
         content.valid = working.length_bytes
         content.working = None
 
+    async def _commit_copy(self, content: Content, working: PrivateFile, *, sync: bool) -> None:
+        copy = await self._blocks.duplicate(working)
+        try:
+            _, digest = await self._blocks.commit(copy, sync=sync)
+        finally:
+            copy.close()
+        content.committed = Committed(copy.key, copy.length_bytes, digest, copy.worker_id)
+        working.digest = digest
+
     async def _write_again(self, content: Content) -> None:
+        if isinstance(content.working, PrivateFile):
+            content.committed = None  # the next commit makes another copy
+            return
         if content.working is not None:
             fresh = await self._blocks.duplicate(content.working)
             content.working.close()

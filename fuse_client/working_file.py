@@ -25,6 +25,8 @@ class WorkingFile:
         local: ``fd`` is the block's own file on this node's worker; else a temporary file that is sent at commit.
     """
 
+    private = False
+
     def __init__(
         self,
         key: BlockKey,

@@ -79,7 +79,8 @@ def publish(change: Change, item: Publication) -> Reply:
     """Makes a committed block (or for block 0: nothing but zeros) the content of a file.
 
     Raises:
-        Stale: the inode is gone, or the client does not own the working block (any more).
+        Stale: the inode is gone, has other content than the client means, or the client does not own the working block
+            (any more).
         IsADirectory, InvalidArgument, FileTooBig.
     """
     inode = change.inode(item.inode)
@@ -93,6 +94,8 @@ def publish(change: Change, item: Publication) -> Reply:
     current = inode.extents[0] if inode.extents else None
     if current is not None and item.block == current.block and item.generation == current.generation:
         return _publish_again(change, item, inode, current)
+    if item.if_version and item.if_version != inode.version:
+        raise Stale(f"inode {item.inode}: its content is version {inode.version} now, not {item.if_version}")
     working = take_working(change, item.block, item.generation) if item.block else None
     check_worker(change, item.worker_id)
     new = replace_content(

@@ -127,6 +127,7 @@ def _publication(op: master_pb2.Publish) -> commands.Publication:
         worker_id=op.worker_id,
         size_bytes=op.size_bytes,
         mtime_ns=op.mtime_ns,
+        if_version=op.if_version,
     )
 
 

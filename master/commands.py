@@ -195,6 +195,7 @@ class Publication(msgspec.Struct, frozen=True):
     worker_id: str
     size_bytes: int
     mtime_ns: int = 0
+    if_version: int = 0
 
 
 class Publish(Command, frozen=True):

@@ -1057,6 +1057,7 @@ class Publish(google.protobuf.message.Message):
     WORKER_ID_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     MTIME_NS_FIELD_NUMBER: builtins.int
+    IF_VERSION_FIELD_NUMBER: builtins.int
     inode: builtins.int
     block: builtins.int
     """0: no block, the file is all zeros of size_bytes"""
@@ -1069,6 +1070,8 @@ class Publish(google.protobuf.message.Message):
     """>= length_bytes: the tail is a hole"""
     mtime_ns: builtins.int
     """0: now"""
+    if_version: builtins.int
+    """only if the content is still this version, else STALE; 0: always"""
     def __init__(
         self,
         *,
@@ -1081,8 +1084,9 @@ class Publish(google.protobuf.message.Message):
         worker_id: builtins.str = ...,
         size_bytes: builtins.int = ...,
         mtime_ns: builtins.int = ...,
+        if_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "inode", b"inode", "length_bytes", b"length_bytes", "mtime_ns", b"mtime_ns", "sealed", b"sealed", "size_bytes", b"size_bytes", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "if_version", b"if_version", "inode", b"inode", "length_bytes", b"length_bytes", "mtime_ns", b"mtime_ns", "sealed", b"sealed", "size_bytes", b"size_bytes", "worker_id", b"worker_id"]) -> None: ...
 
 global___Publish = Publish
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, NoSpace, SettingsError, Unavailable
+from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, NoSpace, NotFound, SettingsError, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from . import identity
@@ -215,13 +215,21 @@ class Disk:
         return Unavailable(f"disk {self.path}: {error.strerror}")
 
     def open_block(self, key: BlockKey) -> int:
-        """Read-only.
+        """Read-only, with a shared lock that goes where the descriptor goes: a mount that makes a replaced block's file
+        its own again sees by it that others still read the file.
 
         Raises:
-            FileNotFoundError, InvalidArgument (not a regular file), OSError.
+            FileNotFoundError, InvalidArgument (not a regular file), NotFound (a mount has made it its own), OSError.
         """
         with self.guard():
             fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
+        try:
+            self.calls.flock("hold-block", fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise NotFound(f"block {key} was replaced; a mount writes into its file") from None
+        except OSError as error:
+            log.debug("disk-without-locks", path=str(self.path), error=str(error))
         return self._regular(fd, key)
 
     def open_working(self, key: BlockKey, *, create: bool = False, part: bool = False) -> int:

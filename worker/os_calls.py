@@ -33,6 +33,10 @@ class OsCalls:
         self.before(step)
         os.fsync(fd)
 
+    def flock(self, step: str, fd: int, operation: int) -> None:
+        self.before(step)
+        fcntl.flock(fd, operation)
+
     def fchmod(self, step: str, fd: int, mode: int) -> None:
         self.before(step)
         os.fchmod(fd, mode)
