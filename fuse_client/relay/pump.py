@@ -82,6 +82,8 @@ class Pump:
                     if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
                         continue
                     break  # ENODEV: unmounted; ECONNABORTED: aborted
+                if not size:
+                    break
                 self._note(view[:size])
                 channel.send_all(self._end, view[:size])
         except OSError as error:
