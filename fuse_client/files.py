@@ -91,7 +91,7 @@ class Files:
             async with self._in_turn(node):
                 content = await self._content(node, truncate)
                 passes = self._passing is not None and await self._passing.prepare(node.nodeid, content, flags)
-                if flags & os.O_ACCMODE != os.O_RDONLY:
+                if truncate or flags & os.O_ACCMODE != os.O_RDONLY:
                     await self._let_write(node, content)
                 if flags & os.O_APPEND and not truncate and node.told_version != content.version:
                     # The kernel appends at the length that it was told; it asks again and finds this version's.
@@ -122,9 +122,10 @@ class Files:
             content = node.content
             if content is not None:
                 await self._let_write(node, content)
+            written = by_handle or content is None or content.dirty
             yield
-            if content is not None and content.working is not None and content.working.private and not by_handle:
-                await self.publish(node)
+            if content is not None and not written:
+                await self.publish(node)  # where the length is ours to change: as the master would have done it
 
     async def _let_write(self, node: FileNode, content: Content) -> None:
         """Before somebody may change the bytes, with the opens of the node in turn.
