@@ -75,6 +75,10 @@ class Files:
         return len(self._handles)
 
     @property
+    def passthrough_opens(self) -> int:
+        return 0 if self._passing is None else self._passing.opens
+
+    @property
     def published(self) -> int:
         return self._publisher.published
 

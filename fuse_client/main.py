@@ -223,6 +223,7 @@ def _export(tree: Tree, files: Files, blocks: Blocks, lease: Lease) -> None:
     metrics.INODES.set_function(lambda: len(tree.table))
     metrics.BAD_REPLICAS.set_function(lambda: blocks.bad_replicas)
     metrics.PUBLISHED.set_function(lambda: files.published)
+    metrics.PASSTHROUGH_OPENS.set_function(lambda: files.passthrough_opens)
     metrics.LEASE_SECONDS.set_function(lease.remaining_s)
 
 

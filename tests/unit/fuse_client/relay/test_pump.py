@@ -1,6 +1,7 @@
 """The relay between an emulated kernel and an emulated daemon, both ends of socket pairs."""
 
 import os
+import queue
 import socket
 import struct
 import threading
@@ -19,7 +20,7 @@ class World:
         self.end, self.daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for each in (self.kernel, self.daemon):
             each.settimeout(5)
-        self.serving: list[bool] = []
+        self.serving: queue.Queue[bool] = queue.Queue()
         self.ended = threading.Event()
         self.said: list[str] = []
         self.pump = Pump(
@@ -27,7 +28,7 @@ class World:
             self.end,
             max_background=64,
             passthrough=True,
-            on_serving=self.serving.append,
+            on_serving=self.serving.put,
             on_end=self.ended.set,
             say=self.said.append,
         )
@@ -113,5 +114,4 @@ def test_init_says_passthrough_only_where_the_kernel_has_it(world: World) -> Non
         out = world.answer(1, reply)
         assert bool(struct.unpack_from("=I", out, 16 + 32)[0] & wire.PASSTHROUGH_2) == expected
         assert struct.unpack_from("=I", out, 16 + 36)[0] == int(expected)
-        assert world.serving[-1] is expected
-    # A later INIT of the same connection finds what the first left: the kernel sends one only.
+        assert world.serving.get(timeout=5) is expected
