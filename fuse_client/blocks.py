@@ -190,6 +190,10 @@ class Blocks:
         else:
             self.keep([block])
 
+    def forget(self, key: BlockKey) -> None:
+        """A committed block that will not be published."""
+        background.start(self._nursery, self._discard, common.WorkingBlock(block=key.block, generation=key.generation))
+
     async def _discard(self, block: common.WorkingBlock) -> None:
         try:
             await self._link.mutate(master.MutateRequest(no_wait=True, discard=master.Discard(blocks=[block.block])))

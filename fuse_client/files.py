@@ -12,6 +12,7 @@ Laws:
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import weakref
@@ -40,6 +41,10 @@ SETTLE_S = 1.0
 """So long after an open that makes the kernel drop its pages, further opens ask for it too: nobody tells us when the
 kernel has seen the first one's reply."""
 OPEN_TRIES = 5
+TAKE_TRIES = 10
+TAKE_PAUSE_S = 0.1
+"""A writer that joins passthrough readers tries so often to take their file over, and waits so long in between for
+others to let it go, or for the readers to end."""
 
 
 class Files:
@@ -137,13 +142,19 @@ class Files:
         Raises:
             OSError: ETXTBSY, others read them by passthrough and would not see it.
         """
-        if self._passing is None or not self._passing.passes(node.nodeid):
-            return
-        try:
-            await self._take_over.take(node, content)
-        except OSError as error:
-            log.warning("file-not-taken-over", inode=node.inode, reason=str(error))
-            await self._passing.wait_idle(node.nodeid)
+        reason = ""
+        for _ in range(TAKE_TRIES):
+            if self._passing is None or not self._passing.passes(node.nodeid):
+                return
+            try:
+                await self._take_over.take(node, content)
+                return
+            except OSError as error:
+                reason = str(error)
+            if await self._passing.wait_idle(node.nodeid, TAKE_PAUSE_S):
+                return
+        log.warning("file-not-taken-over", inode=node.inode, reason=reason)
+        raise OSError(errno.ETXTBSY, f"inode {node.inode} is being read by passthrough; replace it by rename instead")
 
     def _opened(self, node: FileNode, content: Content, *, passes: bool = False) -> pyfuse3.FileInfo:
         number = next(self._numbers)

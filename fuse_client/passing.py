@@ -8,14 +8,13 @@ Laws:
   the worker was started anew or the file changed (inode, length, ctime); bytes that we wrote and hashed ourselves were
   verified when they were sealed.
 - An inode passes, or does not, from its first open handle to its last. A writer that joins takes the file over
-  (``take_over``); where it cannot be had it waits ``WAIT_S`` for the readers to end, then gets ETXTBSY, as for a
-  program that runs. Replacing the file by rename, deleting it, and publishing over it from elsewhere are not affected:
+  (``take_over``); where it cannot be had it waits for the readers to end, then gets ETXTBSY, as for a program that
+  runs. Replacing the file by rename, deleting it, and publishing over it from elsewhere are not affected:
   readers keep what they opened.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -31,7 +30,6 @@ from .sealed_block import SealedBlock
 
 log = get_logger(__name__)
 
-WAIT_S = 1.0
 MAX_REMEMBERED = 100_000
 
 Offer = Callable[[int, int], bool]
@@ -83,17 +81,12 @@ class Passing:
             return known.passing
         return self._allowed() and await self._fit(content)
 
-    async def wait_idle(self, nodeid: int) -> None:
-        """Until the inode does not pass.
-
-        Raises:
-            OSError: ETXTBSY, it still does after ``WAIT_S``.
-        """
-        with trio.move_on_after(WAIT_S):
+    async def wait_idle(self, nodeid: int, timeout_s: float) -> bool:
+        """Until the inode does not pass; whether that is so."""
+        with trio.move_on_after(timeout_s):
             while (known := self._open.get(nodeid)) is not None and known.passing:
                 await known.idle.wait()
-            return
-        raise OSError(errno.ETXTBSY, f"inode {nodeid} is being read by passthrough; replace it by rename instead")
+        return not self.passes(nodeid)
 
     def opened(self, nodeid: int, handle: int, content: Content, passes: bool) -> None:
         """A handle exists now; its reply follows. Without ``await`` since ``prepare``."""

@@ -21,7 +21,7 @@ from .working_file import WorkingFile
 class PrivateFile(WorkingFile):
     """Owns ``sealed``, whose descriptor holds the lock.
 
-    Args:
+    Attributes:
         digest: of the bytes as they were published last.
 
     Raises:
@@ -30,7 +30,7 @@ class PrivateFile(WorkingFile):
 
     private = True
 
-    def __init__(self, sealed: SealedBlock, digest: int) -> None:
+    def __init__(self, sealed: SealedBlock) -> None:
         held = sealed.local_fd
         if held is None:
             raise Busy(f"block {sealed.key} is not on this node")
@@ -41,7 +41,7 @@ class PrivateFile(WorkingFile):
             raise Busy(f"block {sealed.key}: others read its file: {error.strerror}") from None
         super().__init__(sealed.key, fd, worker_id="", address="", limit_bytes=0, local=False)
         self.length_bytes = sealed.length_bytes
-        self.digest = digest
+        self.digest = 0
         self._sealed = sealed
 
     @property

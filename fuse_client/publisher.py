@@ -101,11 +101,16 @@ class Publisher:
         content.working = None
 
     async def _commit_copy(self, content: Content, working: PrivateFile, *, sync: bool) -> None:
+        if content.committed is not None:
+            self._blocks.forget(content.committed.key)  # a copy that was never published
+            content.committed = None
         copy = await self._blocks.duplicate(working)
         try:
             _, digest = await self._blocks.commit(copy, sync=sync)
-        finally:
-            copy.close()
+        except BaseException:
+            self._blocks.drop(copy)
+            raise
+        copy.close()
         content.committed = Committed(copy.key, copy.length_bytes, digest, copy.worker_id)
         working.digest = digest
 

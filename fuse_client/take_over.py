@@ -14,6 +14,7 @@ from .content import Content
 from .private_file import PrivateFile
 from .sealed_block import SealedBlock
 from .tree import FileNode, Tree
+from .working_file import WorkingFile
 
 
 class TakeOver:
@@ -22,10 +23,10 @@ class TakeOver:
         self._blocks = blocks
 
     async def take(self, node: FileNode, content: Content) -> None:
-        """Makes the content one that is written in place.
+        """Makes the content one that is written in place. May be tried again.
 
         Raises:
-            Busy: the file cannot be ours; all is as it was. HearthError, OSError: no copy could be made.
+            Busy: the file cannot be ours; readers see what they saw. HearthError, OSError: no copy could be made.
         """
         async with content.lock, content.hold():
             if content.working is not None:
@@ -34,18 +35,38 @@ class TakeOver:
             assert sealed is not None, "what passes is sealed or private"
             if node.detached:
                 raise Busy(f"inode {node.inode}: its block may still be in use elsewhere")
-            digest = 0 if node.orphan else await self._publish_copy(node, content, sealed)
-            content.working = PrivateFile(sealed, digest)
-            content.sealed = None
+            if not node.orphan and _is_published(node, sealed):
+                await self._publish_copy(node, content, sealed)
+            working = PrivateFile(sealed)
+            working.digest = await self._blocks.fingerprint(working)
+            content.working, content.sealed = working, None
 
-    async def _publish_copy(self, node: FileNode, content: Content, sealed: SealedBlock) -> int:
+    async def _publish_copy(self, node: FileNode, content: Content, sealed: SealedBlock) -> None:
+        token = self._tree.cache.token()
         copy = await self._blocks.copy(sealed, sealed.length_bytes)
         try:
             _, digest = await self._blocks.commit(copy, sync=True)
-        finally:
-            copy.close()
+            request = self._request(node, content, copy, digest)
+            reply = await self._tree.link.mutate(pb.MutateRequest(publish=request))
+        except Stale as error:
+            self._blocks.drop(copy)
+            raise Busy(f"inode {node.inode}: {error}") from None
+        except BaseException:
+            self._blocks.drop(copy)
+            raise
+        copy.close()
+        sealed.synced = True  # what is published now is
+        entry = reply.entry
+        if node.told_version == content.version:
+            node.told_version = entry.attributes.version  # the length is the same
+        content.version = node.kernel_version = entry.attributes.version  # the kernel has no pages of what passes
+        node.entry = entry
+        self._tree.cache.modified(token, entry)
+
+    @staticmethod
+    def _request(node: FileNode, content: Content, copy: WorkingFile, digest: int) -> pb.Publish:
         assert node.entry is not None
-        request = pb.Publish(
+        return pb.Publish(
             inode=node.inode,
             size_bytes=content.size,
             mtime_ns=node.entry.attributes.mtime_ns,
@@ -57,15 +78,8 @@ class TakeOver:
             worker_id=copy.worker_id,
             if_version=content.version,
         )
-        token = self._tree.cache.token()
-        try:
-            reply = await self._tree.link.mutate(pb.MutateRequest(publish=request))
-        except Stale as error:
-            raise Busy(f"inode {node.inode}: {error}") from None
-        entry = reply.entry
-        if node.told_version == content.version:
-            node.told_version = entry.attributes.version  # the length is the same
-        content.version = node.kernel_version = entry.attributes.version  # the kernel has no pages of what passes
-        node.entry = entry
-        self._tree.cache.modified(token, entry)
-        return digest
+
+
+def _is_published(node: FileNode, sealed: SealedBlock) -> bool:
+    """As far as this mount knows; the master has the last word."""
+    return node.entry is None or not node.entry.extents or node.entry.extents[0].block == sealed.key.block

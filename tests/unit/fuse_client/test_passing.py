@@ -1,4 +1,3 @@
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import trio.testing
 from hearthfs.common.errors import BlockCorrupt
 from hearthfs.common.types import BlockKey
 from hearthfs.fuse_client.content import Content
-from hearthfs.fuse_client.passing import WAIT_S, Passing
+from hearthfs.fuse_client.passing import Passing
 
 NODE = 5
 
@@ -126,15 +125,17 @@ def test_an_inode_keeps_its_mode_until_the_last_handle(world: World) -> None:
     trio.run(run)
 
 
-def test_a_writer_waits_for_readers_then_is_refused(world: World) -> None:
+def test_a_writer_may_wait_for_readers(world: World) -> None:
     async def run() -> None:
         await world.open(1)
-        with pytest.raises(OSError, match="passthrough") as caught:
-            await world.passing.wait_idle(NODE)
-        assert caught.value.errno == errno.ETXTBSY
+        assert not await world.passing.wait_idle(NODE, 1.0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.passing.wait_idle, NODE)
-            await trio.sleep(WAIT_S / 2)
+
+            async def wait() -> None:
+                assert await world.passing.wait_idle(NODE, 1.0)
+
+            nursery.start_soon(wait)
+            await trio.sleep(0.5)
             world.passing.closed(NODE)
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
