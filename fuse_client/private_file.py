@@ -10,6 +10,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 
@@ -38,6 +39,8 @@ class PrivateFile(WorkingFile):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fd = os.open(f"/proc/self/fd/{held}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that could not be raised is lost
             raise Busy(f"block {sealed.key}: others read its file: {error.strerror}") from None
         super().__init__(sealed.key, fd, worker_id="", address="", limit_bytes=0, local=False)
         self.length_bytes = sealed.length_bytes

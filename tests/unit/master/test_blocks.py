@@ -1,6 +1,7 @@
 import errno
 import stat
 
+import msgspec
 import pytest
 from hearthfs.common.errors import FileTooBig, InvalidArgument, IsADirectory, Stale
 from hearthfs.common.types import FILE_MAX_BYTES, ROOT_INODE
@@ -317,3 +318,18 @@ def test_publish_many(tree, make_publication):
     )
     assert reply.errnos == (0, errno.ESTALE, errno.ESTALE)
     assert tree.inode(a).size_bytes == 10
+
+
+def test_publish_only_if_the_content_is_still_that_version(tree, make_publication):
+    number = tree.create(ROOT, b"f")
+    first = tree.publish(number, 100)
+    block, generation = tree.allocate()
+    item = make_publication(number, block, generation, 50)
+    with pytest.raises(Stale, match="version 1 now, not 7"):
+        tree.do(commands.Publish(msgspec.structs.replace(item, if_version=7)))
+    assert tree.inode(number).extents[0].block == first
+    tree.do(commands.Publish(msgspec.structs.replace(item, if_version=1)))
+    assert tree.inode(number).extents[0].block == block
+    # The same request again, after the version has moved on by it.
+    tree.do(commands.Publish(msgspec.structs.replace(item, if_version=1)))
+    assert tree.inode(number).version == 2

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 
 import msgspec
@@ -21,6 +22,21 @@ from hearthfs.tests.unit.worker.parts import block_path, pattern, put, read_all,
 KEY = BlockKey(0xA1, 1)
 OTHER = BlockKey(0xA2, 1)
 DATA = pattern((2 << 20) + 77)
+
+
+def test_a_descriptor_holds_the_file_wherever_it_goes(store):
+    put(store, BlockKey(1, 1), b"bytes")
+    with block_path(store, BlockKey(1, 1)).open("rb") as mount:
+        opened = store.open_read(BlockKey(1, 1))
+        passed = os.dup(opened.fd)
+        opened.close()
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(passed)
+        fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(NotFound, match="a mount writes into its file"):
+            store.open_read(BlockKey(1, 1))
+    assert read_all(store, BlockKey(1, 1)) == b"bytes"
 
 
 def write(store, key, data, offset=0):
