@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, NoSpace, NotFound, SettingsError, Unavailable
+from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, NoSpace, SettingsError, Stale, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from . import identity
@@ -219,7 +219,7 @@ class Disk:
         its own again sees by it that others still read the file.
 
         Raises:
-            FileNotFoundError, InvalidArgument (not a regular file), NotFound (a mount has made it its own), OSError.
+            FileNotFoundError, InvalidArgument (not a regular file), Stale (a mount has made it its own), OSError.
         """
         with self.guard():
             fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
@@ -227,7 +227,7 @@ class Disk:
             self.calls.flock("hold-block", fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise NotFound(f"block {key} was replaced; a mount writes into its file") from None
+            raise Stale(f"block {key} was replaced; a mount writes into its file") from None
         except OSError as error:
             log.debug("disk-without-locks", path=str(self.path), error=str(error))
         return self._regular(fd, key)

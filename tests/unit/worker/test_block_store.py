@@ -14,6 +14,7 @@ from hearthfs.common.errors import (
     InvalidArgument,
     NoSpace,
     NotFound,
+    Stale,
     Unavailable,
 )
 from hearthfs.common.types import BlockKey
@@ -34,7 +35,7 @@ def test_a_descriptor_holds_the_file_wherever_it_goes(store):
             fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(passed)
         fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(NotFound, match="a mount writes into its file"):
+        with pytest.raises(Stale, match="a mount writes into its file"):
             store.open_read(BlockKey(1, 1))
     assert read_all(store, BlockKey(1, 1)) == b"bytes"
 
