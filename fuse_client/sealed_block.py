@@ -78,6 +78,7 @@ class SealedBlock:
         """
         for offset in range(0, self.length_bytes, CHUNK_BYTES):
             await self.read(offset, min(CHUNK_BYTES, self.length_bytes - offset))
+            await trio.lowlevel.checkpoint()  # others get their turn also when all comes from the page cache
 
     async def prepare(self) -> None:
         """Makes sure that the bytes are within reach and stay so.

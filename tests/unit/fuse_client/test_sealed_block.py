@@ -9,6 +9,8 @@ KEY = BlockKey(7, 1)
 
 
 class Memory:
+    local_fd: int | None = None
+
     def __init__(self, identity: int, data: bytes, error: HearthError | None = None) -> None:
         self.identity, self.data, self.error = identity, data, error
         self.length_bytes = len(data)
@@ -85,5 +87,20 @@ def test_source_is_not_closed_under_a_reader() -> None:
             source.gate.set()
         assert result == [b"hello"]
         assert source.closed
+
+    trio.run(main)
+
+
+def test_verify_reads_it_all_and_goes_on_with_the_next_source() -> None:
+    bad, good = Memory(1, b"xxxxx", BlockCorrupt("bad")), Memory(2, b"hello")
+    bad.local_fd = 9
+    sealed, reported = block(bad, good)
+
+    async def main() -> None:
+        await sealed.prepare()
+        assert sealed.local_fd == 9
+        await sealed.verify()
+        assert sealed.local_fd is None
+        assert reported == ["w1"]
 
     trio.run(main)
