@@ -66,6 +66,9 @@ def _supervise(process: subprocess.Popen[bytes], ended: threading.Event) -> int:
 
 
 def main(command: list[str]) -> int:
+    sys.setswitchinterval(
+        0.0002
+    )  # both threads wait for the kernel most of the time; neither should wait for the other
     process, end, control = _start_daemon(command, _protect())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: process.send_signal(received))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH
+from .wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 
 Register = Callable[[int], int]
 """Descriptor to backing id; OSError where the kernel refuses."""
@@ -44,7 +44,7 @@ class Modes:
         """One more open of ``nodeid``, whose reply says ``flags`` so far. ``closed`` follows, once.
 
         Args:
-            writes: the opener may write.
+            writes: the opener may write, or truncates.
             backing_fd: the file with the inode's bytes, if the daemon offers one.
         """
         inode = self._inodes.get(nodeid)
@@ -54,7 +54,8 @@ class Modes:
         if not inode.backing_id:
             return Choice(flags, 0)
         flags = flags & ~(FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO) | FOPEN_PASSTHROUGH
-        return Choice(flags | FOPEN_DIRECT_IO if writes else flags, inode.backing_id)
+        # Closing what was only read has nothing to publish: the kernel need not ask.
+        return Choice(flags | (FOPEN_DIRECT_IO if writes else FOPEN_NOFLUSH), inode.backing_id)
 
     def _try(self, backing_fd: int) -> int:
         try:

@@ -141,7 +141,7 @@ class Pump:
                 choice = self._modes.open(
                     opened.nodeid,
                     opened.flags,
-                    writes=flags & os.O_ACCMODE != os.O_RDONLY,
+                    writes=flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC),
                     backing_fd=backing_fd,
                 )
         finally:

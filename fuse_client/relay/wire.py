@@ -23,6 +23,7 @@ PASSTHROUGH_2 = 1 << 5  # in the second word: bit 37
 # Flags of OPEN and CREATE replies
 FOPEN_DIRECT_IO = 1 << 0
 FOPEN_KEEP_CACHE = 1 << 1
+FOPEN_NOFLUSH = 1 << 5
 FOPEN_PASSTHROUGH = 1 << 7
 
 REQUEST_BYTES = 40

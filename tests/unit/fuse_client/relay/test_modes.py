@@ -2,7 +2,7 @@ import errno
 
 import pytest
 from hearthfs.fuse_client.relay.modes import Modes
-from hearthfs.fuse_client.relay.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH
+from hearthfs.fuse_client.relay.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -100,7 +100,7 @@ def test_a_file_that_asks_the_daemon_goes_on_so_until_it_is_closed(modes: Modes)
     assert modes.open(1, 0, writes=False, backing_fd=3) == (0, 0)
     modes.closed(1)
     modes.closed(1)
-    assert modes.open(1, 0, writes=False, backing_fd=3) == (FOPEN_PASSTHROUGH, 7)
+    assert modes.open(1, 0, writes=False, backing_fd=3) == (FOPEN_PASSTHROUGH | FOPEN_NOFLUSH, 7)
 
 
 def test_release_of_what_was_never_opened_is_harmless(modes: Modes) -> None:

@@ -88,8 +88,8 @@ def test_an_offered_file_backs_the_handle_and_is_given_back_with_the_last_releas
     fd = os.open(path, os.O_RDONLY)
     channel.send_offer(world.daemon, 11, fd)
     os.close(fd)
-    assert opened(world, 1, 5, 11) == (11, wire.FOPEN_PASSTHROUGH, 41)
-    assert opened(world, 2, 5, 12) == (12, wire.FOPEN_PASSTHROUGH, 41)
+    assert opened(world, 1, 5, 11) == (11, wire.FOPEN_PASSTHROUGH | wire.FOPEN_NOFLUSH, 41)
+    assert opened(world, 2, 5, 12) == (12, wire.FOPEN_PASSTHROUGH | wire.FOPEN_NOFLUSH, 41)
     assert opened(world, 3, 5, 13, os.O_RDWR) == (13, wire.FOPEN_PASSTHROUGH | wire.FOPEN_DIRECT_IO, 41)
     assert opened(world, 4, 6, 14) == (14, wire.FOPEN_KEEP_CACHE, 0)
     assert world.backed == [b"bytes"]
