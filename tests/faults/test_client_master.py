@@ -13,6 +13,8 @@ from hearthfs.client.client import Client
 from hearthfs.common.errors import HearthError
 from hearthfs.tests.support.cluster import Cluster
 
+from .conftest import check_sound
+
 
 @pytest.fixture
 def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
@@ -57,7 +59,7 @@ def test_every_mutation_once_through_kills_of_the_master(cluster: Cluster) -> No
     assert problems == []
     expected = {f"{number}-{step}" for number in range(2) for step in range(0, done[number], 2)}
     assert set(client.listdir("/d")) == expected
-    assert cluster.fsck() == []
+    check_sound(cluster)
 
 
 def test_a_file_being_written_outlives_master_and_worker(cluster: Cluster) -> None:

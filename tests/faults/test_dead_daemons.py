@@ -93,7 +93,10 @@ def test_a_dead_master(cluster: Cluster) -> None:
     cluster.restart("master")
     wait_for("the mount to go on", lambda: outcome(lambda: (here / "again").write_bytes(DATA)) == "ok", 10)
     assert (here / "f").read_bytes() == DATA
-    assert (cluster.mountpoint(2) / "again").read_bytes() == DATA
+    # The other mount connects again by itself, too; a call of it may give up before that.
+    again = cluster.mountpoint(2) / "again"
+    wait_for("the other mount to go on", lambda: outcome(again.stat) == "ok", 10)
+    assert again.read_bytes() == DATA
     check_sound(cluster)
 
 
@@ -135,7 +138,7 @@ def test_leaving_a_mount_whose_cluster_is_dead(cluster: Cluster, dead: str) -> N
         begin = time.monotonic()
         cluster.term("mount1", TIMEOUT_S + 6)
         assert time.monotonic() - begin < TIMEOUT_S + 6
-        assert waiting.result(1) in ("ENOENT", "EIO", "ENOTCONN", "ECONNABORTED")
+        assert waiting.result(MARGIN_S) in ("ENOENT", "EIO", "ENOTCONN", "ECONNABORTED")
         outcome(file.close)
     assert str(here) not in Path("/proc/self/mountinfo").read_text()
     done, seconds = timed(lambda: cluster.hearth("umount", str(cluster.mountpoint(2))))
