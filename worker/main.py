@@ -32,6 +32,7 @@ from .service import BlockStreams, GrpcDoor, WorkerService
 from .settings import WorkerSettings
 
 STOP_GRACE_S = 3.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SWEEP_S = 1.0
 
 log = get_logger("hearthfs.worker")
@@ -153,9 +154,9 @@ def serve(settings: WorkerSettings) -> None:
     Raises:
         HearthError, OSError: it could not start.
     """
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    # Blocked here and in all threads to come, and waited for: a handler would miss the signal that comes between the
+    # interpreter's last look and the wait itself, and the worker would serve on until the next one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     configure_logging(settings.log_level, settings.log_format)
     _allow_many_files()
     allocation.keep_buffers()
@@ -163,7 +164,7 @@ def serve(settings: WorkerSettings) -> None:
     worker.start()
     log.info("serving", address=worker.address, socket=str(settings.socket_path), master=settings.master)
     notify("READY=1")
-    stop.wait()
+    signal.sigwait(STOP_SIGNALS)
     notify("STOPPING=1")
     worker.stop()
 
