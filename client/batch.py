@@ -66,7 +66,7 @@ def byte_view(buffer: object, *, writable: bool) -> memoryview:
         InvalidArgument: no contiguous buffer, or one that cannot be written.
     """
     try:
-        view = memoryview(buffer)  # type: ignore[arg-type]
+        view = memoryview(buffer)  # type: ignore[arg-type]  # no type for "has a buffer" before 3.12
         if writable and view.readonly:
             raise InvalidArgument("the buffer is read-only; bytes are read into caller-owned, writable memory")
         return view.cast("B")

@@ -128,7 +128,7 @@ class Client(Names):
             with self.open(path, "wb", buffering=0) as file:
                 file.write(data)
                 if sync:
-                    file.fsync()  # type: ignore[attr-defined]
+                    file.fsync()  # type: ignore[attr-defined]  # unbuffered: a HearthFile
         elif error is not None:
             raise error
 

@@ -219,11 +219,11 @@ class _Abortable:
     ) -> None:
         if kind is not None:
             raw_of(self).abort()
-        self.close()  # type: ignore[attr-defined]
+        self.close()  # type: ignore[attr-defined]  # of the io class beside it
 
     def fsync(self) -> None:
         """Publishes what was written so far and makes it durable."""
-        self.flush()  # type: ignore[attr-defined]
+        self.flush()  # type: ignore[attr-defined]  # of the io class beside it
         raw_of(self).fsync()
 
     def abort(self) -> None:
@@ -275,7 +275,7 @@ def wrap(
     if text and buffering == 0:
         raise InvalidArgument("text files are buffered; use buffering=-1 or a binary mode")
     if buffering == 0:
-        return raw  # type: ignore[return-value]
+        return raw  # type: ignore[return-value]  # RawIOBase is no IO to mypy
     size = buffering if buffering > 1 else BUFFER_BYTES
     buffered: Any
     if not raw.writable():
@@ -285,5 +285,5 @@ def wrap(
     else:
         buffered = BufferedHearthWriter(raw, size)
     if not text:
-        return buffered  # type: ignore[no-any-return]
+        return buffered  # type: ignore[no-any-return]  # one of three io classes
     return HearthText(buffered, encoding or "utf-8", errors, newline, line_buffering=buffering == 1)

@@ -24,7 +24,7 @@ from .records import Stat
 COPY_BYTES = 8 << 20
 
 
-class HearthFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class HearthFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """One instance for each cluster and set of options (fsspec caches them). The client is made at the first use, and
     anew in a child process, so an instance may be pickled or carried into a worker."""
 
@@ -202,7 +202,7 @@ class HearthFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return
         buffer = memoryview(bytearray(COPY_BYTES))
         with self.client.open(source, "rb", 0) as reader, self.client.open(target, "wb", 0) as writer:
-            while size := reader.readinto(buffer):  # type: ignore[attr-defined]
+            while size := reader.readinto(buffer):  # type: ignore[attr-defined]  # unbuffered
                 writer.write(buffer[:size])
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from .settings import SPEC_DEFAULTS, read_extra_config
 from .transfer import HearthWorker
 
 
-class HearthConnector(OffloadingConnector):  # type: ignore[misc]
+class HearthConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not checked
     """vLLM's scheduler half (chunks, hybrid models, preemption) over HearthFS.
 
     vLLM's own connector asserts that no load ever fails. Here a failed load is told by ``failed_recving``, and with

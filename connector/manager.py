@@ -41,7 +41,7 @@ class _Storing:
     is_decode: bool
 
 
-class HearthManager(OffloadingManager):  # type: ignore[misc]
+class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not checked
     """Answers which chunks can be loaded, and decides which ones are stored.
 
     Args:

@@ -49,7 +49,7 @@ def make_notices() -> Notices:
     return Notices(init_logger("vllm.hearthfs"))
 
 
-class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
+class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not checked
     """One per process; gives the scheduler its manager, or a worker its mover of pages."""
 
     def __init__(self, config: OffloadingConfig) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NotFound, Unavailable, from_errno
 
@@ -86,7 +86,7 @@ class PlainStore:
         self._prepared.add(base)
 
 
-def _outcome(deadline: float, act, *arguments) -> HearthError | None:  # type: ignore[no-untyped-def]
+def _outcome(deadline: float, act: Callable[..., object], *arguments: object) -> HearthError | None:
     if time.monotonic() > deadline:
         return DeadlineExceeded("no time left")
     try:

@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 
 
 @dataclasses.dataclass
-class HearthWorkerReport(OffloadingWorkerMetadata):  # type: ignore[misc]
+class HearthWorkerReport(OffloadingWorkerMetadata):  # type: ignore[misc]  # vLLM is not checked
     """Travels with a step's output; the reports of all ranks of a step are merged into one."""
 
     failed_loads: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -11,7 +11,7 @@ from .identity import MANIFEST, KvIdentity
 from .loads import Loader
 from .notices import Notices
 from .pages import PageMover
-from .pieces import pair
+from .pieces import Piece, pair
 from .report import HearthWorkerReport
 from .settings import ConnectorSettings
 from .staging import Arena, slots_for
@@ -22,7 +22,7 @@ IDLE_STEP_S = 0.005
 
 
 @dataclasses.dataclass
-class ChunkFiles(LoadStoreSpec):  # type: ignore[misc]
+class ChunkFiles(LoadStoreSpec):  # type: ignore[misc]  # vLLM is not checked
     """The store's side of a transfer: names of chunks, and for each the index of its KV cache group."""
 
     request_id: str
@@ -32,7 +32,7 @@ class ChunkFiles(LoadStoreSpec):  # type: ignore[misc]
     """Names whose file is known to be bad."""
 
 
-class HearthWorker(OffloadingWorker):  # type: ignore[misc]
+class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not checked
     """Moves the chunks of one rank. Every method returns at once but ``wait`` and ``shutdown``, which are bounded."""
 
     def __init__(
@@ -112,7 +112,7 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]
         self.storer.stop(self._settings.drain_timeout_s)
         self._storage.close()
 
-    def _pair(self, files: ChunkFiles, blocks: GPULoadStoreSpec, whole: bool):  # type: ignore[no-untyped-def]
+    def _pair(self, files: ChunkFiles, blocks: GPULoadStoreSpec, whole: bool) -> tuple[list[Piece], list[str]]:
         return pair(
             files.names,
             files.groups,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Mapping
+from typing import Any
 
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
@@ -248,7 +249,7 @@ class MetadataCache:
         if self.undisturbed(token, inode):
             self._put_bounded(self._granted, inode, None)
 
-    def _put_bounded(self, table: dict, key: int, value: object) -> None:  # type: ignore[type-arg]
+    def _put_bounded(self, table: dict[int, Any], key: int, value: object) -> None:
         table.pop(key, None)
         table[key] = value
         if len(table) > self._limit:

@@ -24,7 +24,7 @@ STATFS_BLOCK_BYTES = 4096
 FREE_INODES = 1 << 40
 
 
-class FileOperations(pyfuse3.Operations):  # type: ignore[misc]
+class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is not checked
     tree: Tree
     files: Files
     cluster_file: ClusterFile

@@ -22,7 +22,7 @@ from .listing import Listing
 from .tree import FileNode, Tree
 
 
-class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]
+class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is not checked
     tree: Tree
     files: Files
     cluster_file: ClusterFile
