@@ -9,12 +9,12 @@ import mmap
 import os
 import tempfile
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import trio
 
-from ..common.checksums import Verifier, digest, of_file
+from ..common.checksums import Verifier
 from ..common.data_stream import CHANNEL_OPTIONS, write_from
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NoSpace, NotFound, Unavailable
 from ..common.telemetry import get_logger
@@ -24,6 +24,7 @@ from ..proto import master_pb2 as master
 from ..proto import worker_pb2 as pb
 from . import background
 from .chunks import LocalFile, VerifiedChunks
+from .kernel_file import KernelFile
 from .master_link import MasterLink
 from .passing import Passing
 from .remote_block import RemoteBlock, control
@@ -177,6 +178,7 @@ class Blocks:
         """A working file that nobody needs. An empty one serves the next new file. Its room is free at once,
         not when the order to delete it came by way of the master: a writer who tries again would fill the disk so.
         """
+        length_bytes = working.length_bytes
         working.empty()
         working.close()
         if working.private:
@@ -185,7 +187,7 @@ class Blocks:
         if working.local:
             place.node_id = self._node_id
         block = common.WorkingBlock(block=working.key.block, generation=working.key.generation, worker=place)
-        if working.length_bytes:
+        if length_bytes or working.by_kernel:  # the kernel may have the file yet, and would read another's bytes
             background.start(self._nursery, self._discard, block)
         else:
             self.keep([block])
@@ -282,14 +284,6 @@ class Blocks:
             await fresh.write(offset, bytes(buffer[:got]))
         return fresh
 
-    async def fingerprint(self, working: WorkingFile) -> int:
-        """Digest of what is in the file now, read back."""
-
-        def read() -> int:
-            return digest(of_file(working.fd, working.length_bytes), working.length_bytes)
-
-        return await trio.to_thread.run_sync(read)
-
     async def commit(self, working: WorkingFile, *, sync: bool) -> tuple[bytes, int]:
         """Makes the working file immutable on its worker; (packed checksums, digest).
 
@@ -298,11 +292,32 @@ class Blocks:
         """
         packed, digest = await working.checksums()
         if working.local:
-            assert self._worker is not None
-            await self._worker.commit(working.key, working.length_bytes, packed, sync=sync)
+            await self.commit_local(working, working.length_bytes, packed, sync=sync)
         else:
             await trio.to_thread.run_sync(self._send, working, packed, sync)
         return packed, digest
+
+    async def commit_local(self, working: WorkingFile, length_bytes: int, packed: bytes, *, sync: bool) -> None:
+        """Makes a file of this node's worker a block, as it is.
+
+        Raises:
+            InvalidArgument: it has another length. HearthError: it is as it was.
+        """
+        assert self._worker is not None
+        await self._worker.commit(working.key, length_bytes, packed, sync=sync)
+
+    async def part(self, key: BlockKey) -> None:
+        """Gives a committed block a file of its own, where we hold the one that it has.
+
+        Raises:
+            Stale: the bytes are not those that were committed any more. HearthError: no answer.
+        """
+        assert self._worker is not None
+        fd, _ = await self._worker.open(key)
+        os.close(fd)
+
+    def start(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        background.start(self._nursery, task, *arguments)
 
     def _send(self, working: WorkingFile, packed: bytes, sync: bool) -> None:
         channel = self.channel(working.address)
@@ -328,6 +343,11 @@ class Blocks:
             assert self._worker is not None, "what was not sent elsewhere was written here"
             await self._worker.commit(sealed.key, length_bytes, b"", sync=True)
         sealed.synced = True
+
+    def seal_kernel_file(self, file: KernelFile) -> SealedBlock:
+        """As ``seal``, of one that nobody here writes any more. Others may have it from now on."""
+        fcntl.flock(file.fd, fcntl.LOCK_UN)  # of the kernel's descriptor too
+        return self.seal(file, file.packed, file.digest, synced=file.synced)
 
     def seal(self, working: WorkingFile, packed: bytes, digest: int, *, synced: bool) -> SealedBlock:
         """What was committed, readable by the descriptor that wrote it. The working file is used up."""

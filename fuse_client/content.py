@@ -9,6 +9,7 @@ no     no      no    nothing but ``size`` zeros, published
 yes    no      no    published: the block's first ``valid`` bytes, then zeros
 no     no      yes   created, or cut to 0 and perhaps extended, not published yet
 no     yes     yes   being written: the working file's bytes, then zeros
+no     yes     no    the kernel has the working file (``KernelFile``): published as it is now, and written on, perhaps
 yes    no      yes   committed on its worker, not published yet (the master did not answer)
 ====== ======= ===== ==============================================================================
 
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import trio
 
 from ..common.types import BlockKey
+from .kernel_file import KernelFile
 from .sealed_block import SealedBlock
 from .working_file import WorkingFile
 
@@ -50,14 +52,38 @@ class Content:
         self.mtime_ns = 0  # of the last local change; 0: none
         self.error: OSError | None = None  # of the last publish that failed; fsync reports it once
         self.incomplete: OSError | None = None  # of the last write, when it failed: this is nobody's whole version
+        self.writing = 0  # handles that may write
         self.lock = trio.Lock()  # opening, making a working file, publishing
         self._writers = 0
         self._quiet = trio.Event()
         self._held: trio.Event | None = None
 
+    @property
+    def kernel_file(self) -> KernelFile | None:
+        """The working file, where the kernel writes it."""
+        return self.working if isinstance(self.working, KernelFile) else None
+
+    def look(self) -> None:
+        """Takes length and time from a file that the kernel writes."""
+        file = self.kernel_file
+        if file is None:
+            return
+        look = file.look()
+        self.size = look.length_bytes
+        if look != file.seen:
+            self.changed(look.mtime_ns)
+
     def changed(self, now_ns: int) -> None:
         self.dirty = True
         self.mtime_ns = now_ns
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """What close publishes if there is something to publish: `cp -p` sets it before it closes."""
+        self.look()
+        if self.kernel_file is not None:
+            self.kernel_file.set_mtime(mtime_ns)
+        if self.dirty:
+            self.mtime_ns = mtime_ns
 
     def empty(self, now_ns: int) -> None:
         """O_TRUNC, truncate to 0. A sealed block is let go; the working file is cut and stays."""
@@ -98,6 +124,7 @@ class Content:
         Raises:
             HearthError: the bytes are nowhere.
         """
+        self.look()
         size = min(size, self.size - offset)
         if size <= 0:
             return b""

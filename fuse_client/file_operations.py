@@ -77,8 +77,8 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is no
         if fields.update_mtime:
             change.mtime_ns = attr.st_mtime_ns
             content = node.content if node.opens else None
-            if content is not None and content.dirty:
-                content.mtime_ns = attr.st_mtime_ns  # what close publishes: `cp -p` sets it before it closes
+            if content is not None:
+                content.set_mtime(attr.st_mtime_ns)
         await self._set(node, change)
         return self.tree.reply(node)
 

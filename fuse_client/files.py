@@ -19,6 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import pyfuse3
 import trio
@@ -47,6 +48,11 @@ TAKE_PAUSE_S = 0.1
 others to let it go, or for the readers to end."""
 
 
+class Handle(NamedTuple):
+    node: FileNode
+    writes: bool
+
+
 class Files:
     def __init__(
         self,
@@ -65,7 +71,7 @@ class Files:
         self._passing = passing
         self._take_over = TakeOver(tree, blocks)
         self._warm: OrderedDict[int, FileNode] = OrderedDict()  # closed nodes that still have content, by nodeid
-        self._handles: dict[int, FileNode] = {}
+        self._handles: dict[int, Handle] = {}
         self._numbers = itertools.count(1)
         self._opening: weakref.WeakValueDictionary[int, trio.Lock] = weakref.WeakValueDictionary()
         self._dropped_pages: dict[int, float] = {}
@@ -74,7 +80,7 @@ class Files:
 
     def node(self, number: int) -> FileNode:
         """The node of an open handle."""
-        return self._handles[number]
+        return self._handles[number].node
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -106,9 +112,11 @@ class Files:
                     # The kernel appends at the length that it was told; it asks again and finds this version's.
                     raise Stale(f"inode {node.inode}: another version was published while it was opened")
                 if truncate:
+                    await self._publisher.part(node)
                     async with content.lock, content.hold():
                         content.empty(self._clock.wall_ns())
-                return self._opened(node, content, passes=passes)
+                    passes = passes or await self._to_kernel(node, content, flags)
+                return self._opened(node, content, flags, passes=passes)
         except BaseException:
             self._close(node)
             raise
@@ -156,11 +164,31 @@ class Files:
         log.warning("file-not-taken-over", inode=node.inode, reason=reason)
         raise OSError(errno.ETXTBSY, f"inode {node.inode} is being read by passthrough; replace it by rename instead")
 
-    def _opened(self, node: FileNode, content: Content, *, passes: bool = False) -> pyfuse3.FileInfo:
+    async def _to_kernel(self, node: FileNode, content: Content, flags: int) -> bool:
+        """Gives an empty file that nobody else here has open a working file that the kernel writes by itself, where
+        that can be; whether it did."""
+        if self._passing is None or not self._passing.may_write(node.nodeid) or flags & os.O_ACCMODE == os.O_RDONLY:
+            return False
+        async with content.lock:
+            try:
+                if content.working is None:
+                    content.working = await self.blocks.new_file()
+                file = self._passing.kernel_file(content.working, cached=not flags & os.O_DIRECT)
+            except OSError as error:  # the first write will say so, or find another place
+                log.debug("written-through-the-daemon", inode=node.inode, reason=str(error))
+                return False
+            if file is None:
+                return False
+            content.working = file
+            return True
+
+    def _opened(self, node: FileNode, content: Content, flags: int, *, passes: bool = False) -> pyfuse3.FileInfo:
         number = next(self._numbers)
-        self._handles[number] = node
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        content.writing += writes
+        self._handles[number] = Handle(node, writes)
         if self._passing is not None:
-            self._passing.opened(node.nodeid, number, content, passes)
+            self._passing.opened(node.nodeid, number, content, passes=passes, writes=writes)
         now = self._clock.monotonic_s()
         keep = node.kernel_version == content.version or content.dirty
         if not keep:
@@ -171,12 +199,18 @@ class Files:
             keep = False
         return pyfuse3.FileInfo(fh=number, keep_cache=keep)
 
-    def created(self, node: FileNode, entry: common.Entry) -> pyfuse3.FileInfo:
+    async def created(self, node: FileNode, entry: common.Entry, flags: int) -> pyfuse3.FileInfo:
         """Of a file that this mount just made: nobody else has it open."""
         self.tree.table.opened(node)
-        node.content = Content(entry.attributes.version, 0)
+        content = node.content = Content(entry.attributes.version, 0)
         node.kernel_version = node.told_version = entry.attributes.version
-        return self._opened(node, node.content)
+        try:
+            async with self._in_turn(node):
+                passes = await self._to_kernel(node, content, flags)
+                return self._opened(node, content, flags, passes=passes)
+        except BaseException:
+            self._close(node)
+            raise
 
     async def _content(self, node: FileNode, truncate: bool) -> Content:
         """The content that a new handle shares: that of the other handles, the one of a file closed not long ago if
@@ -199,6 +233,8 @@ class Files:
                 return node.content
             except HearthError:
                 # Its block may be gone because somebody published over it while we were on our way.
+                if node.detached:
+                    raise Stale(f"inode {node.inode}: another version took this one's place") from None
                 if attempt >= OPEN_TRIES or self.tree.cache.peek(node.inode) is entry:
                     raise
         raise AssertionError("unreachable")
@@ -217,15 +253,28 @@ class Files:
 
     async def release(self, number: int) -> None:
         """The last descriptor of a handle is closed, and every mapping of it is gone."""
-        node = self._handles.pop(number)
+        node, writes = self._handles.pop(number)
+        content = node.content
         try:
             await self.publish(node)
         except HearthError as error:
             log.error("release-not-published", inode=node.inode, reason=str(error))
         finally:
+            if content is not None and writes:
+                content.writing -= 1
+                self._end_writing(content)
             if self._passing is not None:
                 self._passing.closed(node.nodeid)
             self._close(node)
+
+    def _end_writing(self, content: Content) -> None:
+        """The kernel has no writer of the file left: what was published as it is stays so."""
+        file = content.kernel_file
+        if file is None or content.writing or content.dirty or not file.published or content.lock.locked():
+            return
+        content.working = None
+        content.sealed = self.blocks.seal_kernel_file(file)
+        content.valid = file.seen.length_bytes
 
     def _close(self, node: FileNode) -> None:
         stale = node.detached or node.orphan
@@ -233,7 +282,7 @@ class Files:
         if node.opens or node.content is None:
             return
         working = node.content.working
-        if stale or ended is not None or node.content.dirty or (working is not None and working.private):
+        if stale or ended is not None or node.content.dirty or (working is not None and working.by_kernel):
             self._drop(node)
             return
         self._warm[node.nodeid] = node
@@ -270,7 +319,7 @@ class Files:
     # -- bytes
 
     async def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        content = self._handles[number].content
+        content = self._handles[number].node.content
         assert content is not None
         data = await content.read(offset, size)
         self.bytes_read += len(data)
@@ -278,7 +327,7 @@ class Files:
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         """Raises NoSpace, FileTooBig; HearthError: no working block was to be had."""
-        content = self._handles[number].content
+        content = self._handles[number].node.content
         assert content is not None
         try:
             written = await self._write(content, offset, data)
@@ -329,6 +378,7 @@ class Files:
         content = node.content
         if not node.opens or content is None:
             return False
+        await self._publisher.part(node)
         async with content.lock, content.hold():
             now_ns = self._clock.wall_ns()
             if content.sealed is None and (content.dirty or content.working is not None or by_handle):

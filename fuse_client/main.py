@@ -33,7 +33,7 @@ from .notifier import Notifier
 from .operations import Operations
 from .passing import Passing
 from .publisher import Publisher
-from .relay_link import MAX_READ_BYTES, RelayLink
+from .relay_link import MAX_READ_BYTES, RelayLink, has_fine_times
 from .settings import MountSettings
 from .tree import Tree
 from .worker_link import WorkerLink
@@ -133,7 +133,7 @@ async def _run(
 def _passing(relay: RelayLink | None, blocks: Blocks) -> Passing | None:
     if relay is None:
         return None
-    blocks.passing = Passing(relay.offer, lambda: relay.passthrough, blocks.worker_start)
+    blocks.passing = Passing(relay.offer, lambda: relay.passthrough, blocks.worker_start, fine_times=has_fine_times())
     return blocks.passing
 
 

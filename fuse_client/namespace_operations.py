@@ -150,7 +150,7 @@ class NamespaceOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 
             node.told_version = reply.entry.attributes.version
             opened = await self.files.open(node, flags)
         else:
-            opened = self.files.created(node, reply.entry)
+            opened = await self.files.created(node, reply.entry, flags)
         return opened, self.tree.looked_up(node, directory=parent.inode, name=name)
 
     # -- removing and renaming

@@ -2,8 +2,10 @@
 
 Laws:
 
-- Once a file passes, we see no read of it and cannot take it back. So it passes only when nothing can change what its
-  readers see: a sealed block with exactly the file's bytes, opened for reading, on a disk of this node.
+- Once a file passes, we see no read of it and cannot take it back. So for reading it passes only when nothing can
+  change what its readers see: a sealed block with exactly the file's bytes, on a disk of this node.
+- For writing it passes when it is empty and nobody here has it open: created just now, or cut by O_TRUNC. See
+  ``kernel_file``. Not where the disk is nearly full: the worker's limits are kept by those who ask it.
 - The kernel verifies nothing. All of a block is verified before its file passes for the first time, and again after
   the worker was started anew or the file changed (inode, length, ctime); bytes that we wrote and hashed ourselves were
   verified when they were sealed.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -26,14 +28,22 @@ from ..common.errors import HearthError
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from .content import Content
+from .kernel_file import KernelFile, mapping_shows
+from .private_file import PrivateFile
 from .sealed_block import SealedBlock
+from .working_file import WorkingFile
 
 log = get_logger(__name__)
 
 MAX_REMEMBERED = 100_000
 
-Offer = Callable[[int, int], bool]
-"""(handle, descriptor of the block file): tells the relay; False when it could not be told."""
+WRITE_ROOM_BYTES = 1 << 30
+"""A file is written by the kernel where the worker has so much room left."""
+
+
+class Offer(Protocol):
+    def __call__(self, handle: int, backing_fd: int, *, writes: bool) -> bool:
+        """Tells the relay of a handle's block file, and whether the kernel writes there too; False: it could not."""
 
 
 class _Seen(NamedTuple):
@@ -59,14 +69,19 @@ class Passing:
     Args:
         worker_start: a number that changes when the worker was started anew.
         allowed: whether the kernel has passthrough; asked at each open, as it is known only after INIT.
+        fine_times: the kernel gives a file another time for each change that follows a look (6.13 and later).
     """
 
-    def __init__(self, offer: Offer, allowed: Callable[[], bool], worker_start: Callable[[], int]) -> None:
+    def __init__(
+        self, offer: Offer, allowed: Callable[[], bool], worker_start: Callable[[], int], *, fine_times: bool
+    ) -> None:
         self._offer = offer
         self._allowed = allowed
         self._worker_start = worker_start
         self._open: dict[int, _Open] = {}
         self._verified: OrderedDict[BlockKey, _Seen] = OrderedDict()
+        self._fine_times = fine_times
+        self._telling: dict[int, bool] = {}  # device number: a file's status shows every change
         self._direct: dict[int, bool] = {}  # device number: its files can be opened with O_DIRECT
         self.opens = 0  # that passed
 
@@ -88,7 +103,25 @@ class Passing:
                 await known.idle.wait()
         return not self.passes(nodeid)
 
-    def opened(self, nodeid: int, handle: int, content: Content, passes: bool) -> None:
+    def may_write(self, nodeid: int) -> bool:
+        return self._allowed() and nodeid not in self._open
+
+    def kernel_file(self, working: WorkingFile, *, cached: bool) -> KernelFile | None:
+        """An empty working file, for the kernel to write; None where that cannot be.
+
+        Args:
+            cached: not opened with O_DIRECT.
+
+        Raises:
+            OSError: its disk does not work.
+        """
+        if not working.local or working.length_bytes or working.limit_bytes < WRITE_ROOM_BYTES:
+            return None
+        if not self._takes_direct(working.fd):
+            return None
+        return KernelFile.of(working, tells=self._tells(working.fd), cached=cached)
+
+    def opened(self, nodeid: int, handle: int, content: Content, *, passes: bool, writes: bool) -> None:
         """A handle exists now; its reply follows. Without ``await`` since ``prepare``."""
         known = self._open.get(nodeid)
         if known is None:
@@ -99,7 +132,8 @@ class Passing:
                 fd: int | None = content.working.fd
             else:
                 fd = None if content.sealed is None else content.sealed.local_fd
-            if fd is not None and self._offer(handle, fd):
+            by_kernel = writes and content.kernel_file is not None and not isinstance(content.working, PrivateFile)
+            if fd is not None and self._offer(handle, fd, writes=by_kernel):
                 self.opens += 1
 
     def closed(self, nodeid: int) -> None:
@@ -140,6 +174,14 @@ class Passing:
                 log.warning("disk-without-direct-io", reason=f"{error.strerror}: no passthrough for its files")
                 self._direct[device] = False
         return self._direct[device]
+
+    def _tells(self, fd: int) -> bool:
+        device = os.fstat(fd).st_dev
+        if device not in self._telling:
+            self._telling[device] = self._fine_times and mapping_shows(fd)
+            if not self._telling[device]:
+                log.info("written-files-are-read-twice", reason="file times do not show every change (noatime?)")
+        return self._telling[device]
 
     def _seen(self, fd: int) -> _Seen:
         status = os.fstat(fd)

@@ -19,6 +19,9 @@ log = get_logger(__name__)
 
 START_S = 10.0
 PASSTHROUGH_KERNEL = (6, 9)
+FINE_TIMES_KERNEL = (6, 13)
+"""From here on a file's time is a new one for each change after somebody looked at it; before, two changes within
+a clock tick (4 ms) may have the same."""
 MAX_READ_BYTES = 128 << 10
 """Behind a relay. A reply is one packet, packets need contiguous memory, and a reply for which there is none is lost:
 small ones always find it."""
@@ -50,6 +53,10 @@ def _why_not(settings: MountSettings, release: str) -> str:
     except OSError as error:
         return f"socket buffers cannot be raised (CAP_NET_ADMIN): {error.strerror}"
     return ""
+
+
+def has_fine_times() -> bool:
+    return _kernel(os.uname().release) >= FINE_TIMES_KERNEL
 
 
 def _kernel(release: str) -> tuple[int, int]:
@@ -126,10 +133,14 @@ class RelayLink:
             return
         raise HearthError(f"no INIT exchange between kernel and libfuse within {START_S:g} s")
 
-    def offer(self, handle: int, backing_fd: int) -> bool:
-        """The file with the bytes of what the reply to an OPEN, sent after this, calls ``handle``."""
+    def offer(self, handle: int, backing_fd: int, *, writes: bool) -> bool:
+        """The file with the bytes of what the reply to an OPEN, sent after this, calls ``handle``.
+
+        Args:
+            writes: the kernel writes there too; else a handle that may write asks us.
+        """
         try:
-            channel.send_offer(self._offers, handle, backing_fd)
+            channel.send_offer(self._offers, handle, backing_fd, writes=writes)
         except OSError as error:
             log.warning("backing-not-offered", reason=error.strerror)
             return False

@@ -38,7 +38,7 @@ class TakeOver:
             if not node.orphan and _is_published(node, sealed):
                 await self._publish_copy(node, content, sealed)
             working = PrivateFile(sealed)
-            working.digest = await self._blocks.fingerprint(working)
+            await working.checksums()
             content.working, content.sealed = working, None
 
     async def _publish_copy(self, node: FileNode, content: Content, sealed: SealedBlock) -> None:

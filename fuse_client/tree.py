@@ -162,8 +162,10 @@ class Tree:
             entry = node.entry
         assert entry is not None
         timeout_s = self.cache.timeout_s()
-        out = attributes(node, entry)
         shown = node.content if node.opens else None
+        if shown is not None:
+            shown.look()
+        out = attributes(node, entry)
         node.told_version = entry.attributes.version if shown is None else shown.version
         dirty = node.opens and node.content is not None and node.content.dirty
         out.attr_timeout = timeout_s if kept and not dirty else 0

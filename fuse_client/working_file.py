@@ -25,7 +25,9 @@ class WorkingFile:
         local: ``fd`` is the block's own file on this node's worker; else a temporary file that is sent at commit.
     """
 
+    by_kernel = False
     private = False
+    published = False
 
     def __init__(
         self,
@@ -44,10 +46,14 @@ class WorkingFile:
         self.address = address
         self.limit_bytes = limit_bytes
         self.local = local
-        self.length_bytes = length_bytes
+        self._length_bytes = length_bytes
         self._accumulator = Accumulator()
         self._in_order = not length_bytes  # every byte was hashed as it passed
         self._slow_until = 0.0
+
+    @property
+    def length_bytes(self) -> int:
+        return self._length_bytes
 
     async def write(self, offset: int, data: bytes) -> None:
         """Buffered, on this thread while the disk keeps up: a hop to another costs more than the copy. Once a write had
@@ -70,7 +76,7 @@ class WorkingFile:
             self._slow_until = end + SLOW_FOR_S
         self._in_order = self._in_order and offset == self.length_bytes
         self._accumulator.update(offset, data)
-        self.length_bytes = max(self.length_bytes, offset + len(data))
+        self._length_bytes = max(self._length_bytes, offset + len(data))
 
     def _forget_part(self) -> None:
         """A write failed somewhere: what it left beyond the end goes, what it left before is read back later."""
@@ -89,7 +95,7 @@ class WorkingFile:
             os.ftruncate(self.fd, length_bytes)
             self._accumulator.truncate(length_bytes)
             self._in_order = False
-            self.length_bytes = length_bytes
+            self._length_bytes = length_bytes
 
     def read_into(self, offset: int, view: memoryview) -> int:
         """As many bytes as there are; the caller fills up with zeros."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -24,6 +25,8 @@ from ..common.errors import (
     FileTooBig,
     InvalidArgument,
     NoSpace,
+    NotFound,
+    Stale,
 )
 from ..common.types import FILE_MAX_BYTES, BlockKey, Buffer
 from .catalog import Catalog
@@ -34,6 +37,11 @@ from .key_locks import KeyLocks
 from .reports import Changes, Report
 
 Pwrite = Callable[[Buffer, int], None]
+
+WRITER_TRIES = 25
+WRITER_PAUSE_S = 0.002
+"""A mount that holds a block's file lets it go when the program that wrote it has closed it, which is a matter of
+milliseconds. After so long the block gets a file of its own."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,11 @@ class WorkingFile:
 class BlockStore:
     """Thread-safe. One operation at a time on one block; no operation holds the locks of two."""
 
-    def __init__(self, disks: Sequence[Disk], changes: Changes, boot_id: str) -> None:
+    def __init__(
+        self, disks: Sequence[Disk], changes: Changes, boot_id: str, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
         self.catalog = Catalog(disks, changes, boot_id)
+        self._sleep = sleep
         self.disks = self.catalog.disks
         self._locks = KeyLocks()
         self._guard = threading.Lock()
@@ -67,9 +78,48 @@ class BlockStore:
     # ------------------------------------------------------------ reading
 
     def open_read(self, key: BlockKey) -> OpenBlock:
-        """As ``Catalog.open``."""
-        with self._locks.holding(key):
-            return self.catalog.open(key)
+        """As ``Catalog.open``. A block whose file a mount holds, because programs there may still write into it, is
+        waited for; after that it gets a copy of the file as it was committed.
+
+        Raises:
+            Stale: the mount's programs wrote on; what they wrote will be another version.
+        """
+        for attempt in range(1, WRITER_TRIES + 1):
+            with self._locks.holding(key):
+                try:
+                    return self.catalog.open(key)
+                except Stale:
+                    if attempt == WRITER_TRIES:
+                        self._leave_to_writer(key)
+                        return self.catalog.open(key)
+            self._sleep(WRITER_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def _leave_to_writer(self, key: BlockKey) -> None:
+        """With the lock: the file stays the writer's, and a copy with the committed bytes takes its place."""
+        found = self.catalog.find(key)
+        if found is None:
+            raise NotFound(f"block {key} is not on this worker")
+        disk, record = found
+        source = disk.open_held_block(key)
+        try:
+            fd = disk.open_working(key, part=True)
+            try:
+                with disk.guard():
+                    copy_file(disk.calls, source, fd, record.length_bytes, os.fstat(source).st_size)
+                    verify_file(disk.calls, fd, record.length_bytes, record.checksums, f"block {key}")
+                disk.publish(key, fd, sync=record.synced, part=True)
+                self.catalog.replace_file(disk, key, record, os.fstat(fd))
+            except BlockCorrupt:
+                disk.remove_working(key, part=True)
+                raise Stale(f"block {key}: a mount writes into its file; a newer version follows") from None
+            except BaseException:
+                disk.remove_working(key, part=True)
+                raise
+            finally:
+                os.close(fd)
+        finally:
+            os.close(source)
 
     def mark_bad(self, key: BlockKey, reason: str) -> None:
         """A reader found that the block's bytes are not right."""
@@ -247,7 +297,7 @@ class BlockStore:
                 os.close(fd)
 
     def _commit_again(self, key: BlockKey, length_bytes: int, packed: bytes, *, sync: bool) -> BlockRecord:
-        opened = self.catalog.open(key)
+        opened = self._open_committed(key)
         try:
             record = opened.record
             if record.length_bytes != length_bytes or (packed and record.checksums != packed):
@@ -259,6 +309,16 @@ class BlockStore:
             return record
         finally:
             opened.close()
+
+    def _open_committed(self, key: BlockKey) -> OpenBlock:
+        try:
+            return self.catalog.open(key)
+        except Stale:  # the mount that wrote it holds the file still
+            found = self.catalog.find(key)
+            if found is None:
+                raise
+            disk, record = found
+            return OpenBlock(disk, disk.open_held_block(key), record)
 
     def _commit_file(
         self, disk: Disk, key: BlockKey, fd: int, length_bytes: int, packed: bytes, *, sync: bool, part: bool = False

@@ -74,10 +74,7 @@ class Catalog:
         with disk.guard():
             verify_file(disk.calls, fd, record.length_bytes, record.checksums, f"block {key}")
         # `status` is older than the check: a change during it shows at the next open.
-        fresh = self.make_record(status, record.checksums, record.synced)
-        if disk.index.put(key, fresh):
-            disk.count_block(fresh.disk_bytes - record.disk_bytes, 0)
-        return fresh
+        return self.replace_file(disk, key, record, status)
 
     def index_file(self, key: BlockKey) -> tuple[Disk, BlockRecord]:
         """A file without a record (the index was lost, or a crash came between): makes the record from the bytes.
@@ -121,6 +118,13 @@ class Catalog:
         else:
             disk.count_loose(key, record.disk_bytes)
         self._changes.note(key, Report(key, record.length_bytes, record.digest))
+
+    def replace_file(self, disk: Disk, key: BlockKey, record: BlockRecord, status: os.stat_result) -> BlockRecord:
+        """The same bytes are in a file of this status now, and known to be right."""
+        fresh = self.make_record(status, record.checksums, record.synced)
+        if disk.index.put(key, fresh):
+            disk.count_block(fresh.disk_bytes - record.disk_bytes, 0)
+        return fresh
 
     def lose(self, disk: Disk, key: BlockKey, record: BlockRecord, reason: str) -> None:
         """The block is not what it should be: never serve it again, and tell the master."""

@@ -216,10 +216,11 @@ class Disk:
 
     def open_block(self, key: BlockKey) -> int:
         """Read-only, with a shared lock that goes where the descriptor goes: a mount that makes a replaced block's file
-        its own again sees by it that others still read the file.
+        its own again sees by it that others still read the file. A mount whose programs may write into the file has an
+        exclusive one.
 
         Raises:
-            FileNotFoundError, InvalidArgument (not a regular file), Stale (a mount has made it its own), OSError.
+            FileNotFoundError, InvalidArgument (not a regular file), Stale (a mount holds it), OSError.
         """
         with self.guard():
             fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
@@ -227,9 +228,19 @@ class Disk:
             self.calls.flock("hold-block", fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise Stale(f"block {key} was replaced; a mount writes into its file") from None
+            raise Stale(f"block {key}: a mount writes into its file") from None
         except OSError as error:
             log.debug("disk-without-locks", path=str(self.path), error=str(error))
+        return self._regular(fd, key)
+
+    def open_held_block(self, key: BlockKey) -> int:
+        """Read-only, of a block whose file a mount has locked for itself.
+
+        Raises:
+            FileNotFoundError, InvalidArgument, OSError.
+        """
+        with self.guard():
+            fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
         return self._regular(fd, key)
 
     def open_working(self, key: BlockKey, *, create: bool = False, part: bool = False) -> int:

@@ -23,8 +23,8 @@ CHANNEL_VARIABLE = "HEARTH_RELAY_CHANNEL"
 CONTROL_VARIABLE = "HEARTH_RELAY_CONTROL"
 OOM_VARIABLE = "HEARTH_RELAY_OOM_SCORE"
 
-OFFER = 0x4845  # no notification of the kernel's
-_OFFER = struct.Struct("=IiQQ")  # length, OFFER, 0, handle
+OFFER, OFFER_WRITES = 0x4845, 0x4846  # no notifications of the kernel's
+_OFFER = struct.Struct("=IiQQ")  # length, OFFER or OFFER_WRITES, 0, handle
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 BUFFER_BYTES = 64 << 20
@@ -69,9 +69,10 @@ def send_all(end: socket.socket, message: bytes | memoryview) -> None:
             time.sleep(RETRY_S)
 
 
-def send_offer(end: socket.socket, handle: int, backing_fd: int) -> None:
+def send_offer(end: socket.socket, handle: int, backing_fd: int, *, writes: bool) -> None:
     """Raises OSError: not sent; the handle is one that asks the daemon then."""
-    socket.send_fds(end, [_OFFER.pack(_OFFER.size, OFFER, 0, handle)], [backing_fd])
+    kind = OFFER_WRITES if writes else OFFER
+    socket.send_fds(end, [_OFFER.pack(_OFFER.size, kind, 0, handle)], [backing_fd])
 
 
 def offered_handle(message: bytearray | memoryview) -> int:

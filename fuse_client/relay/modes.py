@@ -4,8 +4,8 @@ ioctls are arguments.
 Laws, all of them the kernel's (fs/fuse/iomode.c):
 
 - The mode of an inode is chosen by its first open and kept until the last one is closed.
-- A passing inode has one backing id; each further open gets that id. One that may write gets it together with
-  DIRECT_IO: its reads and writes go to the daemon then.
+- A passing inode has one backing id; each further open gets that id. One that may write, where the daemon does not
+  leave writing to the kernel, gets it together with DIRECT_IO: its reads and writes go to the daemon then.
 - A backing id is closed with the last open.
 """
 
@@ -25,6 +25,17 @@ class Choice(NamedTuple):
     backing_id: int
 
 
+class Backing(NamedTuple):
+    """What the daemon offers for one handle.
+
+    Attributes:
+        writes: the kernel may write there by itself.
+    """
+
+    fd: int
+    writes: bool = False
+
+
 class _Inode:
     __slots__ = ("backing_id", "opens")
 
@@ -40,22 +51,25 @@ class Modes:
         self._inodes: dict[int, _Inode] = {}
         self.refused: OSError | None = None  # the last one
 
-    def open(self, nodeid: int, flags: int, *, writes: bool, backing_fd: int | None) -> Choice:
+    def open(self, nodeid: int, flags: int, *, writes: bool, backing: Backing | None) -> Choice:
         """One more open of ``nodeid``, whose reply says ``flags`` so far. ``closed`` follows, once.
 
         Args:
             writes: the opener may write, or truncates.
-            backing_fd: the file with the inode's bytes, if the daemon offers one.
+            backing: the file with the inode's bytes, if the daemon offers one.
         """
         inode = self._inodes.get(nodeid)
         if inode is None:
-            inode = self._inodes[nodeid] = _Inode(0 if backing_fd is None else self._try(backing_fd))
+            inode = self._inodes[nodeid] = _Inode(0 if backing is None else self._try(backing.fd))
         inode.opens += 1
         if not inode.backing_id:
             return Choice(flags, 0)
         flags = flags & ~(FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO) | FOPEN_PASSTHROUGH
-        # Closing what was only read has nothing to publish: the kernel need not ask.
-        return Choice(flags | (FOPEN_DIRECT_IO if writes else FOPEN_NOFLUSH), inode.backing_id)
+        if not writes:  # closing what was only read has nothing to publish: the kernel need not ask
+            flags |= FOPEN_NOFLUSH
+        elif backing is None or not backing.writes:
+            flags |= FOPEN_DIRECT_IO
+        return Choice(flags, inode.backing_id)
 
     def _try(self, backing_fd: int) -> int:
         try:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 
 from . import channel, wire
-from .modes import Modes
+from .modes import Backing, Modes
 
 BACKING_OPEN, BACKING_CLOSE = 0x4010E501, 0x4004E502  # ioctls of /dev/fuse
 REQUEST_MAX = (1 << 20) + (1 << 16)
@@ -61,7 +61,7 @@ class Pump:
         self._lock = threading.Lock()  # modes and pending; held for no I/O but the ioctls
         self._modes = Modes(self._register, self._unregister)
         self._pending: dict[int, tuple[wire.Request, int]] = {}  # OPEN, CREATE: request and its open flags
-        self._offers: dict[int, int] = {}  # handle to descriptor; the reply thread's own
+        self._offers: dict[int, Backing] = {}  # by handle; the reply thread's own
         self._init = b""
         self._told: set[int] = set()
 
@@ -114,16 +114,17 @@ class Pump:
                 if not size:
                     return
                 said = wire.reply(view)
-                if said.unique == 0 and said.error == channel.OFFER:
-                    self._take_offer(channel.offered_handle(view), channel.descriptors(ancillary))
+                if said.unique == 0 and said.error in (channel.OFFER, channel.OFFER_WRITES):
+                    writes = said.error == channel.OFFER_WRITES
+                    self._take_offer(channel.offered_handle(view), channel.descriptors(ancillary), writes=writes)
                 else:
                     self._reply(said, view[:size])
 
-    def _take_offer(self, handle: int, fds: list[int]) -> None:
+    def _take_offer(self, handle: int, fds: list[int], *, writes: bool) -> None:
         if fds:
-            self._offers[handle] = fds[0]
+            self._offers[handle] = Backing(fds[0], writes)
         while len(self._offers) > MAX_OFFERS:
-            os.close(self._offers.pop(next(iter(self._offers))))
+            os.close(self._offers.pop(next(iter(self._offers))).fd)
 
     def _reply(self, said: wire.Reply, message: memoryview) -> None:
         if self._init and said.unique == wire.request(self._init).unique:
@@ -135,18 +136,18 @@ class Pump:
             return
         asked, flags = pending
         opened = wire.opened(asked, message)
-        backing_fd = self._offers.pop(opened.handle, None)
+        backing = self._offers.pop(opened.handle, None)
         try:
             with self._lock:
                 choice = self._modes.open(
                     opened.nodeid,
                     opened.flags,
                     writes=flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC),
-                    backing_fd=backing_fd,
+                    backing=backing,
                 )
         finally:
-            if backing_fd is not None:
-                os.close(backing_fd)
+            if backing is not None:
+                os.close(backing.fd)
         self._tell_refusal()
         if choice.flags != opened.flags:
             wire.set_opened(asked, message, opened.handle, choice.flags, choice.backing_id)

@@ -36,17 +36,18 @@ class World:
         self.block = Block(path, b"bytes" * 1000)
         self.worker_start = 1
         self.allowed = True
-        self.offers: list[tuple[int, int]] = []
-        self.passing = Passing(self.offer, lambda: self.allowed, lambda: self.worker_start)
+        self.offers: list[tuple[int, int, bool]] = []
+        self.passing = Passing(self.offer, lambda: self.allowed, lambda: self.worker_start, fine_times=True)
         self.content = Content(1, 5000, 5000, self.block)  # type: ignore[arg-type]
 
-    def offer(self, handle: int, fd: int) -> bool:
-        self.offers.append((handle, fd))
+    def offer(self, handle: int, backing_fd: int, *, writes: bool) -> bool:
+        self.offers.append((handle, backing_fd, writes))
         return True
 
     async def open(self, handle: int, flags: int = os.O_RDONLY) -> bool:
         passes = await self.passing.prepare(NODE, self.content, flags)
-        self.passing.opened(NODE, handle, self.content, passes)
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        self.passing.opened(NODE, handle, self.content, passes=passes, writes=writes)
         return self.passing.passes(NODE)
 
     async def once(self) -> bool:
@@ -120,7 +121,7 @@ def test_an_inode_keeps_its_mode_until_the_last_handle(world: World) -> None:
         assert await world.open(4)
         world.content.size = 6000  # would not pass if it were opened now
         assert await world.open(5)
-        assert [handle for handle, _ in world.offers] == [4, 5]
+        assert [handle for handle, _, _ in world.offers] == [4, 5]
 
     trio.run(run)
 

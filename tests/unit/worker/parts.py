@@ -63,6 +63,7 @@ class StoreMaker:
         self.open: list[BlockStore] = []
         self.changes = Changes()
         self.calls = FailingCalls()
+        self.sleep: Callable[[float], object] = lambda _: None
 
     def __call__(
         self,
@@ -87,7 +88,7 @@ class StoreMaker:
             disk.inspect("w1", "c1")
             disk.prepare(Identity("w1", "c1"), boot)
             made.append(disk)
-        store = BlockStore(made, self.changes, boot)
+        store = BlockStore(made, self.changes, boot, lambda seconds: self.sleep(seconds))
         self.open.append(store)
         return store
 

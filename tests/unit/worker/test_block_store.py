@@ -35,9 +35,50 @@ def test_a_descriptor_holds_the_file_wherever_it_goes(store):
             fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(passed)
         fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(Stale, match="a mount writes into its file"):
-            store.open_read(BlockKey(1, 1))
-    assert read_all(store, BlockKey(1, 1)) == b"bytes"
+
+
+def test_a_file_that_a_mount_holds_stays_its_own(store):
+    """Others get a copy of what was committed."""
+    put(store, KEY, DATA)
+    with block_path(store, KEY).open("rb") as mount:
+        fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert read_all(store, KEY) == DATA
+        assert os.fstat(mount.fileno()).st_nlink == 0
+        assert os.stat(block_path(store, KEY)).st_mode & 0o777 == 0o444
+
+
+def test_more_than_was_committed_is_not_copied(store):
+    put(store, KEY, DATA)
+    path = block_path(store, KEY)
+    path.chmod(0o644)
+    with path.open("ab") as mount:
+        fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mount.write(b"and more")
+        mount.flush()
+        assert read_all(store, KEY) == DATA
+
+
+def test_what_a_mount_has_changed_is_served_to_nobody(store):
+    put(store, KEY, DATA)
+    with block_path(store, KEY).open("rb") as mount:
+        fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flip(block_path(store, KEY))
+        with pytest.raises(Stale, match="a newer version follows"):
+            store.open_read(KEY)
+        assert not store.catalog.bad_blocks
+        flip(block_path(store, KEY))
+    assert read_all(store, KEY) == DATA
+
+
+def test_a_mount_that_lets_go_is_waited_for(make_store):
+    store = make_store()
+    put(store, KEY, DATA)
+    inode = block_path(store, KEY).stat().st_ino
+    mount = block_path(store, KEY).open("rb")
+    fcntl.flock(mount, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    make_store.sleep = lambda _: mount.close()
+    assert read_all(store, KEY) == DATA
+    assert block_path(store, KEY).stat().st_ino == inode
 
 
 def write(store, key, data, offset=0):

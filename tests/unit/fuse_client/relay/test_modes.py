@@ -1,7 +1,7 @@
 import errno
 
 import pytest
-from hearthfs.fuse_client.relay.modes import Modes
+from hearthfs.fuse_client.relay.modes import Backing, Modes
 from hearthfs.fuse_client.relay.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -58,13 +58,15 @@ class Opens(RuleBasedStateMachine):
         nodeid=st.integers(1, 3),
         flags=st.sampled_from([0, FOPEN_KEEP_CACHE]),
         writes=st.booleans(),
-        fd=st.sampled_from([None, 5]),
+        backing=st.sampled_from([None, Backing(5), Backing(5, writes=True)]),
     )
-    def open(self, nodeid: int, flags: int, writes: bool, fd: int | None) -> None:
-        choice = self.modes.open(nodeid, flags, writes=writes, backing_fd=fd)
+    def open(self, nodeid: int, flags: int, writes: bool, backing: Backing | None) -> None:
+        choice = self.modes.open(nodeid, flags, writes=writes, backing=backing)
         self.kernel.open(nodeid, choice.flags, choice.backing_id)
         if choice.flags & FOPEN_PASSTHROUGH:
-            assert bool(choice.flags & FOPEN_DIRECT_IO) == writes
+            kernel_writes = backing is not None and backing.writes
+            assert bool(choice.flags & FOPEN_DIRECT_IO) == (writes and not kernel_writes)
+            assert bool(choice.flags & FOPEN_NOFLUSH) == (not writes)
         self.handles.append((nodeid, choice.flags))
 
     @precondition(lambda self: self.handles)
@@ -94,13 +96,13 @@ def modes() -> Modes:
 
 
 def test_a_file_that_asks_the_daemon_goes_on_so_until_it_is_closed(modes: Modes) -> None:
-    assert modes.open(1, FOPEN_KEEP_CACHE, writes=True, backing_fd=None) == (FOPEN_KEEP_CACHE, 0)
-    assert modes.open(1, FOPEN_KEEP_CACHE, writes=False, backing_fd=3) == (FOPEN_KEEP_CACHE, 0)
+    assert modes.open(1, FOPEN_KEEP_CACHE, writes=True, backing=None) == (FOPEN_KEEP_CACHE, 0)
+    assert modes.open(1, FOPEN_KEEP_CACHE, writes=False, backing=Backing(3)) == (FOPEN_KEEP_CACHE, 0)
     modes.closed(1)
-    assert modes.open(1, 0, writes=False, backing_fd=3) == (0, 0)
+    assert modes.open(1, 0, writes=False, backing=Backing(3)) == (0, 0)
     modes.closed(1)
     modes.closed(1)
-    assert modes.open(1, 0, writes=False, backing_fd=3) == (FOPEN_PASSTHROUGH | FOPEN_NOFLUSH, 7)
+    assert modes.open(1, 0, writes=False, backing=Backing(3)) == (FOPEN_PASSTHROUGH | FOPEN_NOFLUSH, 7)
 
 
 def test_release_of_what_was_never_opened_is_harmless(modes: Modes) -> None:

@@ -86,7 +86,7 @@ def test_an_offered_file_backs_the_handle_and_is_given_back_with_the_last_releas
     with open(path, "wb") as file:
         file.write(b"bytes")
     fd = os.open(path, os.O_RDONLY)
-    channel.send_offer(world.daemon, 11, fd)
+    channel.send_offer(world.daemon, 11, fd, writes=False)
     os.close(fd)
     assert opened(world, 1, 5, 11) == (11, wire.FOPEN_PASSTHROUGH | wire.FOPEN_NOFLUSH, 41)
     assert opened(world, 2, 5, 12) == (12, wire.FOPEN_PASSTHROUGH | wire.FOPEN_NOFLUSH, 41)
