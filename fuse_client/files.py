@@ -256,7 +256,8 @@ class Files:
         node, writes = self._handles.pop(number)
         content = node.content
         try:
-            await self.publish(node)
+            if writes or node.opens == 1:
+                await self.publish(node)
         except HearthError as error:
             log.error("release-not-published", inode=node.inode, reason=str(error))
         finally:
