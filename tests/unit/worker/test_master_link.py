@@ -101,11 +101,11 @@ def test_a_delete_that_fails_is_not_confirmed(store, master, link, make_store):
 
 def test_a_master_that_forgot_the_worker_gets_everything_again(store, master, link):
     put(store, A, b"a")
-    master.wait(lambda: A in master.known)
+    master.wait(lambda: A in master.known and master.full_reports)
+    count = len(master.full_reports)
     master.known.clear()
     master.forget = True
     master.wait(lambda: len(master.registrations) == 2)
-    count = len(master.full_reports)
     master.wait(lambda: len(master.full_reports) > count and A in master.known)
     assert master.registrations[1].disks[0].blocks == 1
 
@@ -227,4 +227,4 @@ def test_a_master_of_another_cluster_is_refused_by_the_worker_too(make_link, mas
 
 def test_nobody_at_the_address_is_told_after_a_while(make_link):
     with pytest.raises(Unavailable, match=r"no master answers at 127.0.0.1:1 .*name another --master"):
-        make_link(address="127.0.0.1:1").register_at_start(0.3)
+        make_link(address="127.0.0.1:1").register_at_start(0.1)
