@@ -52,8 +52,16 @@ types: setup
 
 # Always with few examples, and with byte code kept: they take seconds wherever they run. `make test` has the environment's.
 # In memory: these tests are about what is decided, and a busy disk would be most of their time.
+# Two plain processes: with pytest-xdist each would collect all tests again. The halves take about the same time.
+UNIT := env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=dev PYTEST_DEBUG_TEMPROOT=/dev/shm \
+	$(BIN)/pytest -p no:xdist -p no:cacheprovider
+HALF := tests/unit/common tests/unit/worker
+
 unit: setup  ## unit tests only
-	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=dev PYTEST_DEBUG_TEMPROOT=/dev/shm $(BIN)/pytest -n 2 tests/unit
+	@mkdir -p build
+	@$(UNIT) $(HALF) >build/unit.log 2>&1 & half=$$!; \
+		$(UNIT) tests/unit $(HALF:%=--ignore=%); rest=$$?; \
+		wait $$half; status=$$?; cat build/unit.log; exit $$((status | rest))
 
 bench: setup  ## benchmarks, with tables and figures
 	$(PIP) -e '.[bench]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import threading
@@ -29,6 +30,8 @@ hypothesis.settings.load_profile(PROFILE)
 # What gRPC keeps for the life of the process once it was used.
 KEPT_FDS = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "anon_inode:[timerfd]")
 LEAK_GRACE_S = 5.0
+LEAK_ROUND_S = 0.002
+COLLECT_EVERY_ROUNDS = 5  # most of what is slow to end needs time, not a collection
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,16 +112,17 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     fds, threads = _open_fds(), _threads()
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
-    while True:  # closing is asynchronous in gRPC: give what is about to end its time
-        new_fds = {fd: target for fd, target in _open_fds().items() if fds.get(fd) != target}
-        new_threads = _threads() - threads
-        leaked = max(0, len(_open_fds()) - len(fds))
+    for round_ in itertools.count():  # closing is asynchronous in gRPC: give what is about to end its time
+        now = _open_fds()
+        leaked, new_threads = max(0, len(now) - len(fds)), _threads() - threads
         if not leaked and not new_threads:
             return
         if time.monotonic() > deadline:
             break
-        gc.collect()
-        time.sleep(0.01)
+        if round_ % COLLECT_EVERY_ROUNDS == COLLECT_EVERY_ROUNDS - 1:
+            gc.collect()
+        time.sleep(LEAK_ROUND_S)
     if leaked:
+        new_fds = {fd: target for fd, target in now.items() if fds.get(fd) != target}
         pytest.fail(f"{leaked} file descriptors leaked; new ones: {new_fds}")
     pytest.fail(f"threads leaked: {sorted(thread.name for thread in new_threads)}")

@@ -237,45 +237,53 @@ def test_many_files_in_one_call(serve):
     serve(test)
 
 
-@pytest.mark.parametrize(
-    ("method", "fields", "error"),
-    [
-        ("Lookup", {"parent": ROOT, "name": b"a/b"}, InvalidArgument),
-        ("Lookup", {"parent": ROOT, "name": b"a\0"}, InvalidArgument),
-        ("Lookup", {"parent": ROOT, "name": b"x" * 256}, NameTooLong),
-        ("Lookup", {"parent": ROOT, "name": b"none"}, NotFound),
-        ("Lookup", {"parent": (1 << 64) - 1, "name": b"x"}, Stale),
-        ("Lookup", {}, Stale),
-        ("Getattr", {"inode": 12345}, Stale),
-        ("Readdir", {"inode": 12345}, Stale),
-        ("GetXattrs", {"inode": 12345}, Stale),
-        ("Resolve", {"path": b"relative"}, InvalidArgument),
-        ("Resolve", {"path": b"/" + b"x" * 5000}, NameTooLong),
-        ("LookupMany", {"directory": 12345}, Stale),
-        ("LookupMany", {"directory": ROOT, "names": common_pb2.PackedNames(width=300, packed=b"x" * 300)}, NameTooLong),
-        ("LookupMany", {"directory": ROOT, "names": common_pb2.PackedNames(width=1, packed=b"x" * 20000)}, TooBig),
-        ("LookupMany", {"directory": ROOT, "names": common_pb2.PackedNames(width=1, packed=b"x" * (5 << 20))}, TooBig),
-        ("Register", {"client_id": 0, "protocol": 1}, InvalidArgument),
-        ("Register", {"client_id": 1, "protocol": 1, "cluster_id": "other"}, WrongCluster),
-        ("Register", {"client_id": 1, "protocol": 1, "name": "x" * 1000}, InvalidArgument),
-        ("RegisterWorker", {"worker_id": "", "address": "a", "incarnation": 1, "protocol": 1}, InvalidArgument),
-        ("RegisterWorker", {"worker_id": "a\0b", "address": "a", "incarnation": 1, "protocol": 1}, InvalidArgument),
-        ("RegisterWorker", {"worker_id": "w" * 300, "address": "a", "incarnation": 1}, InvalidArgument),
-        ("RegisterWorker", {"worker_id": "w", "incarnation": 1, "protocol": 1}, InvalidArgument),
-        ("RegisterWorker", {"worker_id": "w", "address": "a", "incarnation": 1, "cluster_id": "x"}, WrongCluster),
-        ("ReportBlocks", {"worker_id": "nobody"}, InvalidArgument),
-        ("Mutate", {"client_id": 7, "request_id": 1}, InvalidArgument),
-        ("Mutate", {"client_id": 8, "request_id": 1}, InvalidArgument),
-        ("Mutate", {"client_id": 7}, InvalidArgument),
-        ("Mutate", {"client_id": 7, "request_id": 5, "acked_below": 9, "mkdir": master_pb2.Mkdir()}, InvalidArgument),
-    ],
-)
-def test_bad_input_gets_its_status_and_the_daemon_lives(serve, method, fields, error):
+BAD_INPUT = [
+    ("Lookup", {"parent": ROOT, "name": b"a/b"}, InvalidArgument),
+    ("Lookup", {"parent": ROOT, "name": b"a\0"}, InvalidArgument),
+    ("Lookup", {"parent": ROOT, "name": b"x" * 256}, NameTooLong),
+    ("Lookup", {"parent": ROOT, "name": b"none"}, NotFound),
+    ("Lookup", {"parent": (1 << 64) - 1, "name": b"x"}, Stale),
+    ("Lookup", {}, Stale),
+    ("Getattr", {"inode": 12345}, Stale),
+    ("Readdir", {"inode": 12345}, Stale),
+    ("GetXattrs", {"inode": 12345}, Stale),
+    ("Resolve", {"path": b"relative"}, InvalidArgument),
+    ("Resolve", {"path": b"/" + b"x" * 5000}, NameTooLong),
+    ("LookupMany", {"directory": 12345}, Stale),
+    ("LookupMany", {"directory": ROOT, "names": common_pb2.PackedNames(width=300, packed=b"x" * 300)}, NameTooLong),
+    ("LookupMany", {"directory": ROOT, "names": common_pb2.PackedNames(width=1, packed=b"x" * 20000)}, TooBig),
+    ("LookupMany", {"directory": ROOT, "names": common_pb2.PackedNames(width=1, packed=b"x" * (5 << 20))}, TooBig),
+    ("Register", {"client_id": 0, "protocol": 1}, InvalidArgument),
+    ("Register", {"client_id": 1, "protocol": 1, "cluster_id": "other"}, WrongCluster),
+    ("Register", {"client_id": 1, "protocol": 1, "name": "x" * 1000}, InvalidArgument),
+    ("RegisterWorker", {"worker_id": "", "address": "a", "incarnation": 1, "protocol": 1}, InvalidArgument),
+    ("RegisterWorker", {"worker_id": "a\0b", "address": "a", "incarnation": 1, "protocol": 1}, InvalidArgument),
+    ("RegisterWorker", {"worker_id": "w" * 300, "address": "a", "incarnation": 1}, InvalidArgument),
+    ("RegisterWorker", {"worker_id": "w", "incarnation": 1, "protocol": 1}, InvalidArgument),
+    ("RegisterWorker", {"worker_id": "w", "address": "a", "incarnation": 1, "cluster_id": "x"}, WrongCluster),
+    ("ReportBlocks", {"worker_id": "nobody"}, InvalidArgument),
+    ("Mutate", {"request_id": 1}, InvalidArgument),
+    ("Mutate", {"client_id": 8, "request_id": 1}, InvalidArgument),
+    ("Mutate", {}, InvalidArgument),
+    ("Mutate", {"request_id": 5, "acked_below": 9, "mkdir": master_pb2.Mkdir()}, InvalidArgument),
+]
+
+
+def test_bad_input_gets_its_status_and_the_daemon_lives(serve):
+    """One server for all cases, each as a client of its own, so that nobody meets what is remembered of another."""
+
     async def test(client):
-        await client.register()
-        with pytest.raises(error):
-            await client.call(method, **fields)
-        await client.mkdir(b"alive")
+        for client.client_id, (method, fields, error) in enumerate(BAD_INPUT, 100):
+            client.request_id = 0
+            await client.register()
+            sender = {"client_id": client.client_id} if method == "Mutate" else {}
+            try:
+                with pytest.raises(error):
+                    await client.call(method, **sender | fields)
+                await client.mkdir(b"alive-%d" % client.client_id)
+            except BaseException as failure:
+                failure.add_note(f"after {method} {fields}")
+                raise
 
     serve(test)
 

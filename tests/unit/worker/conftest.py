@@ -2,13 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hearthfs.tests.unit.worker.parts import FakeMaster, StoreMaker, WorkerMaker
+from hearthfs.tests.unit.worker.parts import FakeMaster, StoreMaker
 from hearthfs.worker.block_store import BlockStore
-from hearthfs.worker.main import Worker
-from hearthfs.worker.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -29,27 +26,3 @@ def master() -> Iterator[FakeMaster]:
     fake = FakeMaster()
     yield fake
     fake.stop()
-
-
-@pytest.fixture
-def make_worker(tmp_path: Path, master: FakeMaster) -> Iterator[WorkerMaker]:
-    started: list[Worker] = []
-
-    def make(name: str = "w1", **more: Any) -> Worker:
-        values = {
-            "master": master.address,
-            "disks": (str(tmp_path / name),),
-            "listen": "127.0.0.1:0",
-            "node_id": name,
-            "free_floor": "0",
-            "start_timeout_s": 0.5,
-            **more,
-        }
-        worker = Worker(WorkerSettings(**values))
-        worker.start()
-        started.append(worker)
-        return worker
-
-    yield make
-    for worker in started:
-        worker.stop()
