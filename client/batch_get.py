@@ -24,11 +24,12 @@ def lookup_many(
     core: Core, directory: Path, names: Sequence[Name], want_layout: bool, deadline: Deadline
 ) -> LookupResult:
     """One call for up to 8,192 names. A missing directory is all misses; so is a name that cannot be one."""
-    raw = [name if type(name) is bytes else paths.encode(name) for name in names]
-    return _lookup(core, paths.normalise(directory), raw, want_layout, deadline)
+    return _lookup(core, paths.normalise(directory), paths.encode_all(names), want_layout, deadline)
 
 
-def _lookup(core: Core, directory: bytes, names: list[bytes], want_layout: bool, deadline: Deadline) -> LookupResult:
+def _lookup(
+    core: Core, directory: bytes, names: Sequence[bytes], want_layout: bool, deadline: Deadline
+) -> LookupResult:
     found: list[bool] = []
     versions: list[Version | None] = []
     for part in packed_names.split(names):

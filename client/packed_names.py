@@ -28,7 +28,7 @@ def pack(names: Sequence[bytes]) -> common.PackedNames:
 
 def split(names: Sequence[bytes]) -> list[Sequence[bytes]]:
     """Groups that fit into one request each."""
-    if len(names) <= MAX_NAMES and sum(map(len, names)) + 4 * len(names) <= MAX_BYTES:
+    if len(names) <= MAX_NAMES and len(b"".join(names)) + 4 * len(names) <= MAX_BYTES:
         return [names] if names else []
     groups = []
     start = total = 0

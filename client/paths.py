@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import cast
 
 from ..common.errors import InvalidArgument, NameTooLong
 from ..common.types import NAME_MAX, PATH_MAX
@@ -17,6 +19,22 @@ def encode(text: Name) -> bytes:
     (b'\\xc3\\xa9', b'\\xff')
     """
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+def encode_all(texts: Sequence[Name]) -> Sequence[bytes]:
+    """``encode`` of each; thousands of names of one type are not touched one by one.
+
+    >>> encode_all(["é", "a"]), encode_all([b"a", "b"]), encode_all([])
+    ([b'\\xc3\\xa9', b'a'], [b'a', b'b'], [])
+    """
+    kinds = set(map(type, texts))
+    if kinds == {bytes}:
+        return cast("Sequence[bytes]", texts)
+    if kinds == {str}:
+        parts = encode("\0".join(cast("Sequence[str]", texts))).split(b"\0")
+        if len(parts) == len(texts):  # else one has a NUL itself
+            return parts
+    return [encode(text) for text in texts]
 
 
 def decode(data: bytes) -> str:

@@ -39,7 +39,8 @@ class _Queued(NamedTuple):
 
 
 class Committer:
-    """``on_commit`` gets each commit's requests, in the loop's thread, and returns what each caller is to get."""
+    """``on_commit`` gets each commit's requests and the version of the tables after it, in the loop's thread, and
+    returns what each caller is to get."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Committer:
         loop: asyncio.AbstractEventLoop,
         *,
         queue_commands: int,
-        on_commit: Callable[[list[Applied]], list[Any]],
+        on_commit: Callable[[list[Applied], int], list[Any]],
         on_fatal: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -106,7 +107,7 @@ class Committer:
             except BaseException as error:
                 self._fail(taken, f"{error}")
                 return
-            self._call_loop(self._deliver, taken, done)
+            self._call_loop(self._deliver, taken, done, self._store.version())
 
     def _commit(self, taken: list[_Queued]) -> list[Any]:
         """One result or error for each; raises only what must stop the master."""
@@ -145,7 +146,7 @@ class Committer:
             self._queue.clear()
         error = Unavailable(self._failed)
         self._call_loop(self._on_fatal, self._failed)
-        self._call_loop(self._deliver, taken, [error] * len(taken))
+        self._call_loop(self._deliver, taken, [error] * len(taken), 0)
 
     def _call_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
@@ -153,10 +154,10 @@ class Committer:
 
     # ---------------------------------------------------------------- the loop's thread
 
-    def _deliver(self, taken: list[_Queued], done: list[Any]) -> None:
+    def _deliver(self, taken: list[_Queued], done: list[Any], version: int) -> None:
         applied = [Applied(q.work, d) for q, d in zip(taken, done, strict=True) if isinstance(q.work, Request)]
         try:
-            answers = iter(self._on_commit(applied))
+            answers = iter(self._on_commit(applied, version))
         except Exception as error:  # other sessions' caches were not told: nobody may be told of success
             log.exception("after-commit-failed")
             done = [Internal(f"the master failed after a commit: {error}")] * len(taken)

@@ -14,6 +14,7 @@ from . import machine, records
 from .commands import AnyCommand, BeginEpoch, EndSessions, Mkdir, RegisterSession, Request
 from .committer import Applied, Committer, Job
 from .membership import Member, Membership
+from .readable_names import ReadableNames
 from .records import Cluster
 from .sessions import Debt, Session, Sessions
 from .settings import MasterSettings
@@ -54,6 +55,7 @@ class Core:
         self.stopping = False
         self.unavailable_files = 0
         self.sessions = Sessions(settings.session_lease_s, settings.session_idle_s)
+        self.readable = ReadableNames()
         self.membership = Membership(settings.worker_suspect_s, settings.worker_lost_s)
         self.watches = Watches(self.sessions, clock, settings.session_lease_s, self._end_sessions)
         self.committer = Committer(
@@ -153,8 +155,10 @@ class Core:
     async def run(self, job: Job) -> object:
         return await self.committer.run(job)
 
-    def _invalidate(self, applied: list[Applied]) -> list[Committed | None]:
-        """After a commit, before anybody is answered: other sessions' caches are owed what it changed."""
+    def _invalidate(self, applied: list[Applied], version: int) -> list[Committed | None]:
+        """After a commit, before anybody is answered: our own and other sessions' caches are owed what it changed."""
+        done = (outcome for _, outcome in applied if isinstance(outcome, machine.Outcome))
+        self.readable.committed(version, (touch for outcome in done for touch in outcome.touched))
         result: list[Committed | None] = []
         for request, outcome in applied:
             if not isinstance(outcome, machine.Outcome):

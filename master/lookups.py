@@ -11,6 +11,7 @@ import msgspec
 from ..common.errors import InvalidArgument, NameTooLong, NotADirectory, NotFound, SymlinkLoop
 from ..common.types import NAME_MAX, PATH_MAX, ROOT_INODE
 from .namespace import check_name
+from .readable_names import ReadableNames
 from .records import Dentry, Extent, Inode, Layout, Ordered
 from .tables import pack_u64 as pack
 from .tables import u64
@@ -115,7 +116,8 @@ class Replicas:
     """Which replicas a reader should use, by the workers that are alive and the node it is on."""
 
     def __init__(self, live_nodes: dict[str, str], prefer_node: str) -> None:
-        self._live_nodes = live_nodes  # worker id -> node id
+        self.live_nodes = live_nodes
+        """Worker id -> node id."""
         self._prefer_node = prefer_node
         self.workers: list[str] = []
         """The workers that were chosen, in the order of their indexes."""
@@ -123,8 +125,8 @@ class Replicas:
         """Workers of a block -> indexes of those to use, any of them: on the reader's node if any, else alive."""
 
     def choose(self, workers: tuple[str, ...]) -> list[int]:
-        live = [worker for worker in workers if worker in self._live_nodes]
-        near = [worker for worker in live if self._live_nodes[worker] == self._prefer_node]
+        live = [worker for worker in workers if worker in self.live_nodes]
+        near = [worker for worker in live if self.live_nodes[worker] == self._prefer_node]
         for worker in near or live:
             if worker not in self.workers:
                 self.workers.append(worker)
@@ -142,7 +144,50 @@ NO_EXTENT = Extent(0, 0, 0, 0, 0, True, ())
 
 def lookup_many(view: View, directory: int, names: Sequence[bytes], replicas: Replicas) -> tuple[bytes, list[Hit]]:
     """A bitmap of the names that are hits, and the hits in order. A name that cannot exist is a miss."""
-    bitmap = bytearray(-(-len(names) // 8))
+    flags, hits = _find(view, directory, names, replicas)
+    return _bitmap(flags), hits
+
+
+def find_many(
+    view: View, directory: int, names: Sequence[bytes], replicas: Replicas, readable: ReadableNames
+) -> tuple[bytes, int]:
+    """A bitmap of the names that are hits, and their number: as ``lookup_many``, without reading what is known to be
+    readable."""
+    version, live = view.reader.version, frozenset(replicas.live_nodes)
+    known = readable.names(directory, version, live)
+    flags = bytearray(map(known.__contains__, names))
+    hits = flags.count(1)
+    if hits == len(names):
+        return _bitmap(flags), hits
+    asked = [index for index, flag in enumerate(flags) if not flag]
+    unknown = [names[index] for index in asked]
+    found, more = _find(view, directory, unknown, replicas)
+    inodes = iter(more)
+    learned = []
+    for index, flag in zip(asked, found, strict=True):
+        if flag:
+            flags[index] = 1
+            learned.append((names[index], next(inodes)[0]))
+    readable.learn(directory, version, live, learned)
+    return _bitmap(flags), hits + len(more)
+
+
+_DIGITS = bytes.maketrans(b"\0\1", b"01")
+
+
+def _bitmap(flags: bytearray) -> bytes:
+    """One bit for each flag (0 or 1), least significant first.
+
+    >>> _bitmap(bytearray([1, 0, 1, 0, 0, 0, 0, 0, 1]))
+    b'\\x05\\x01'
+    """
+    digits = flags[::-1].translate(_DIGITS)
+    return int(digits or b"0", 2).to_bytes(-(-len(flags) // 8), "little")
+
+
+def _find(view: View, directory: int, names: Sequence[bytes], replicas: Replicas) -> tuple[bytearray, list[Hit]]:
+    """1 for each name that is a hit, else 0; and the hits in order."""
+    flags = bytearray(len(names))
     prefix = u64(directory)
     # Longer keys than any name's would be refused by the store.
     keys = [prefix + (name if len(name) <= NAME_MAX else b"") for name in names]
@@ -166,9 +211,9 @@ def lookup_many(view: View, directory: int, names: Sequence[bytes], replicas: Re
             if not usable:
                 continue
             worker = usable[extent.block % len(usable)]
-        bitmap[index >> 3] |= 1 << (index & 7)
+        flags[index] = 1
         hits.append((number, layout, extent, worker))
-    return bytes(bitmap), hits
+    return flags, hits
 
 
 def resolve_directory(view: View, path: bytes) -> int:

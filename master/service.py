@@ -235,9 +235,14 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 directory = lookups.resolve_directory(view, request.path)
             else:
                 view.directory(directory)
-            bitmap, hits = lookups.lookup_many(view, directory, names, replicas)
-        metrics.LOOKUPS.labels("hit").inc(len(hits))
-        metrics.LOOKUPS.labels("miss").inc(len(names) - len(hits))
+            if request.want_layout:
+                bitmap, hits = lookups.lookup_many(view, directory, names, replicas)
+                count = len(hits)
+            else:
+                bitmap, count = lookups.find_many(view, directory, names, replicas, self._core.readable)
+                hits = []
+        metrics.LOOKUPS.labels("hit").inc(count)
+        metrics.LOOKUPS.labels("miss").inc(len(names) - count)
         workers = self._workers.addresses(replicas.workers)
         return codec.lookup_many_reply(directory, bitmap, hits, workers, request.want_layout)
 

@@ -29,8 +29,8 @@ from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction
 FILE_NAME = "hearth.mdb"
 LOCK_NAME = "lock"
 MAX_READERS = 512
-DECODED_MAX = 1 << 16
-"""Decoded records remembered per table (about 60 MB of inodes)."""
+DECODED_MAX = 1 << 13
+"""Decoded records remembered per table (about 8 MB of inodes)."""
 _OUT_OF_ROOM = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError)
 
 T = TypeVar("T")
@@ -115,6 +115,9 @@ class LmdbStore:
                 f"{self._data}: commit failed: {error}; stopping, nothing of it was acknowledged"
             ) from None
 
+    def version(self) -> int:
+        return int(self._environment.info()["last_txnid"])
+
     def has_room(self) -> bool:
         disk = os.statvfs(self._data)
         disk_bytes = disk.f_bavail * disk.f_frsize
@@ -163,6 +166,10 @@ class _LmdbTransaction:
     def __init__(self, txn: Any, tables: dict[str, _Table]) -> None:
         self._txn = txn
         self._tables = tables
+
+    @property
+    def version(self) -> int:
+        return int(self._txn.id())
 
     def get(self, table: str, key: bytes) -> bytes | None:
         handle, prefix, _ = self._tables[table]

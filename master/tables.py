@@ -79,6 +79,10 @@ def of_worker(worker_id: str, block: int | None = None) -> bytes:
 class Reader(Protocol):
     """One consistent state of all tables."""
 
+    @property
+    def version(self) -> int:
+        """Which state it is: grows with each commit that changed something."""
+
     def get(self, table: str, key: bytes) -> bytes | None:
         """Raises: DataDamaged."""
 
@@ -126,6 +130,9 @@ class Store(Protocol):
             StoreFailed: durability is unknown; nothing may be acknowledged any more.
         """
 
+    def version(self) -> int:
+        """That of the last committed state."""
+
     def has_room(self) -> bool:
         """False when only operations that free something should be let in."""
 
@@ -151,13 +158,17 @@ class MemoryStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[Reader]:
-        yield _MemoryState({name: dict(table) for name, table in self._state.tables.items()})
+        yield _MemoryState({name: dict(table) for name, table in self._state.tables.items()}, self._state.version)
 
     @contextmanager
     def batch(self) -> Iterator[Batch]:
-        state = _MemoryState({name: dict(table) for name, table in self._state.tables.items()})
+        version = self._state.version + 1
+        state = _MemoryState({name: dict(table) for name, table in self._state.tables.items()}, version)
         yield state
         self._state = state
+
+    def version(self) -> int:
+        return self._state.version
 
     def has_room(self) -> bool:
         return True
@@ -167,8 +178,9 @@ class MemoryStore:
 
 
 class _MemoryState:
-    def __init__(self, tables: dict[str, dict[bytes, bytes]]) -> None:
+    def __init__(self, tables: dict[str, dict[bytes, bytes]], version: int = 0) -> None:
         self.tables = tables
+        self.version = version
         self._keys: dict[str, list[bytes]] = {}
         self._undo: list[tuple[str, bytes, bytes | None]] = []
 

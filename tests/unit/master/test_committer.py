@@ -51,7 +51,7 @@ def run():
                 store,
                 asyncio.get_running_loop(),
                 queue_commands=options.get("queue_commands", 100),
-                on_commit=lambda applied: [one.outcome for one in applied],
+                on_commit=lambda applied, version: [one.outcome for one in applied],
                 on_fatal=fatal.append,
             )
             await committer.submit(FOUND)
