@@ -187,7 +187,7 @@ class Blocks:
         if working.local:
             place.node_id = self._node_id
         block = common.WorkingBlock(block=working.key.block, generation=working.key.generation, worker=place)
-        if length_bytes or working.by_kernel:  # the kernel may have the file yet, and would read another's bytes
+        if length_bytes:
             background.start(self._nursery, self._discard, block)
         else:
             self.keep([block])

@@ -29,8 +29,8 @@ small ones always find it."""
 
 def enter(settings: MountSettings) -> None:
     """Becomes the relay, which starts this command once more behind it, unless we are that one already, or a relay is
-    not wanted or not to be had here: then returns."""
-    if settings.relay == "off" or channel.CHANNEL_VARIABLE in os.environ:
+    not wanted, of no use (no block is on a node without a worker), or not to be had here: then returns."""
+    if settings.relay == "off" or not settings.worker_socket or channel.CHANNEL_VARIABLE in os.environ:
         return
     reason = _why_not(settings, os.uname().release)
     if reason:

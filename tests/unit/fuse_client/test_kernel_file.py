@@ -10,7 +10,7 @@ from hearthfs.common import checksums
 from hearthfs.common.errors import Busy
 from hearthfs.common.types import BlockKey
 from hearthfs.fuse_client.content import Content
-from hearthfs.fuse_client.kernel_file import KernelFile, hash_mapped, mapping_shows
+from hearthfs.fuse_client.kernel_file import KernelFile, mapping_shows
 from hearthfs.fuse_client.working_file import WorkingFile
 
 SIZE = (2 << 20) + 77
@@ -89,11 +89,13 @@ def test_a_mapping_shows_where_access_times_do(path: Path, file: KernelFile) -> 
     assert not trio.run(file.same_bytes)
 
 
-def test_hashing_is_no_access(path: Path, file: KernelFile) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+def test_hashing_is_no_access(path: Path, working: WorkingFile, cached: bool) -> None:
+    file = KernelFile.of(working, tells=True, cached=cached)
     write(path, b"x" * SIZE)
-    before = os.stat(path).st_atime_ns
-    hash_mapped(file.fd, SIZE)
-    assert os.stat(path).st_atime_ns == before
+    trio.run(file.checksums)
+    assert os.stat(path).st_atime_ns == 0
+    file.close()
 
 
 def test_a_time_that_is_set_is_no_change(path: Path, file: KernelFile) -> None:

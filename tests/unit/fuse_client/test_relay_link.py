@@ -21,8 +21,9 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def settings(relay: str, passthrough: str = "auto") -> MountSettings:
-    return MountSettings(mountpoint=Path("/mnt"), relay=relay, passthrough=passthrough)  # type: ignore[arg-type]
+def settings(relay: str, passthrough: str = "auto", worker: str = "/run/worker.sock") -> MountSettings:
+    chosen = {"relay": relay, "passthrough": passthrough, "worker_socket": worker}
+    return MountSettings(mountpoint=Path("/mnt"), **chosen)  # type: ignore[arg-type]
 
 
 def kernel(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
@@ -36,7 +37,7 @@ def test_the_relay_runs_the_same_command_behind_it(executed: list[list[str]], mo
     assert executed == [[sys.executable, "-P", "-m", "hearthfs.fuse_client.relay", *sys.orig_argv]]
 
 
-@pytest.mark.parametrize("why", ["off", "behind one", "user", "old kernel", "buffers"])
+@pytest.mark.parametrize("why", ["off", "no worker", "behind one", "user", "old kernel", "buffers"])
 def test_no_relay(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     def refused() -> tuple[socket.socket, socket.socket]:
         raise PermissionError(1, "Operation not permitted")
@@ -48,7 +49,8 @@ def test_no_relay(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch, wh
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
     elif why == "buffers":
         monkeypatch.setattr(channel, "pair", refused)
-    relay_link.enter(settings("off" if why == "off" else "auto"))
+    relay = "off" if why == "off" else "auto"
+    relay_link.enter(settings(relay, worker="" if why == "no worker" else "/run/worker.sock"))
     assert executed == []
 
 
@@ -75,7 +77,7 @@ def test_what_the_relay_says_is_heard() -> None:
                 channel.send_control(relay, {"state": "serving", "passthrough": True})
                 await link.run()
                 assert link.passthrough
-                assert link.offer(9, 0)
+                assert link.offer(9, 0, writes=False)
                 relay.close()
             assert link.ended.is_set()
             assert link.lost
