@@ -22,6 +22,7 @@ from .tree import FileNode, Tree
 STATFS_S = 1.0
 STATFS_BLOCK_BYTES = 4096
 FREE_INODES = 1 << 40
+_CAPABILITY = b"security.capability"
 
 
 class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is not checked
@@ -189,6 +190,8 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is no
 
     @handler
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        if name == _CAPABILITY:  # asked at each first write into a file
+            raise pyfuse3.FUSEError(errno.ENODATA)
         _refuse_system(name)
         value = (await self._xattrs(inode)).get(name)
         if value is None:
@@ -230,8 +233,8 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is no
 
 
 def _refuse_system(name: bytes) -> None:
-    """POSIX ACLs are not kept: saying so is better than keeping what nobody enforces."""
-    if name.startswith(b"system."):
+    """POSIX ACLs and capabilities are not kept: saying so is better than keeping what nobody enforces."""
+    if name.startswith(b"system.") or name == _CAPABILITY:
         raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
 
 

@@ -84,13 +84,14 @@ class Pump:
                     break  # ENODEV: unmounted; ECONNABORTED: aborted
                 if not size:
                     break
-                self._note(view[:size])
-                channel.send_all(self._end, view[:size])
+                if self._note(view[:size]):
+                    channel.send_all(self._end, view[:size])
         except OSError as error:
             self._say(f"the daemon takes no more requests: {error.strerror}")
         self._on_end()
 
-    def _note(self, message: memoryview) -> None:
+    def _note(self, message: memoryview) -> bool:
+        """Whether the daemon is to be asked."""
         asked = wire.request(message)
         if asked.opcode in (wire.OPEN, wire.CREATE):
             with self._lock:
@@ -101,6 +102,10 @@ class Pump:
         elif asked.opcode == wire.INIT:
             self._init = bytes(message)
             self._passthrough = self._passthrough and wire.offers_passthrough(self._init)
+        elif asked.opcode == wire.GETXATTR and wire.asks_for_capability(message):
+            self._write(wire.refusal(asked.unique, errno.ENODATA))  # files have none: the daemon refuses to set them
+            return False
+        return True
 
     # -- daemon to kernel
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-OPEN, RELEASE, INIT, CREATE = 14, 18, 26, 35
+OPEN, RELEASE, GETXATTR, INIT, CREATE = 14, 18, 22, 26, 35
 FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET = 2, 36, 41, 42
 UNANSWERED = frozenset((FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET))
 
@@ -32,6 +32,8 @@ _REQUEST = struct.Struct("=IIQQ")  # length, opcode, unique, nodeid
 _REPLY = struct.Struct("=IiQ")  # length, error, unique
 _OPENED = struct.Struct("=QIi")  # handle, flags, backing id
 _ENTRY_BYTES = 128  # nodeid first
+_XATTR_NAME_AT = REQUEST_BYTES + 8
+_CAPABILITY = b"security.capability\0"
 _REQUEST_FLAGS_AT, _REQUEST_FLAGS_2_AT = REQUEST_BYTES + 12, REQUEST_BYTES + 16
 _FLAGS_AT, _BACKGROUND_AT, _FLAGS_2_AT = REPLY_BYTES + 12, REPLY_BYTES + 16, REPLY_BYTES + 32
 
@@ -61,6 +63,16 @@ def open_flags(message: bytes | bytearray | memoryview) -> int:
     """What the caller of open(2) asked for, of an OPEN or CREATE request."""
     flags: int = struct.unpack_from("=I", message, REQUEST_BYTES)[0]
     return flags
+
+
+def asks_for_capability(message: bytes | bytearray | memoryview) -> bool:
+    """Of a GETXATTR request: the kernel asks at each first write into a file whether it has capabilities to lose."""
+    return message[_XATTR_NAME_AT : _XATTR_NAME_AT + len(_CAPABILITY)] == _CAPABILITY
+
+
+def refusal(unique: int, number: int) -> bytes:
+    """The reply that says no with this errno."""
+    return _REPLY.pack(REPLY_BYTES, -number, unique)
 
 
 def offers_passthrough(init_request: bytes) -> bool:

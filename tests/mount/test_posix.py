@@ -294,6 +294,16 @@ def test_set_group_id_directory_passes_its_group_on(directory: Path) -> None:
     assert (directory / "d").stat().st_mode & stat.S_ISGID
 
 
+def test_files_have_no_capabilities(directory: Path) -> None:
+    (directory / "f").write_text("x")
+    with pytest.raises(OSError) as caught:
+        os.getxattr(directory / "f", "security.capability")
+    assert caught.value.errno == errno.ENODATA
+    with pytest.raises(OSError) as caught:
+        os.setxattr(directory / "f", "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
 def test_xattrs(directory: Path) -> None:
     f = directory / "f"
     f.touch()

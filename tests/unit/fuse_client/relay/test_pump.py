@@ -100,6 +100,22 @@ def test_an_offered_file_backs_the_handle_and_is_given_back_with_the_last_releas
     assert world.closed == [41]
 
 
+def test_where_the_kernel_also_writes_a_writer_asks_nobody(world: World, tmp_path: object) -> None:
+    path = os.path.join(str(tmp_path), "block")
+    with open(path, "w+b") as file:
+        channel.send_offer(world.daemon, 11, file.fileno(), writes=True)
+        assert opened(world, 1, 5, 11, os.O_WRONLY) == (11, wire.FOPEN_PASSTHROUGH, 41)
+        assert opened(world, 2, 5, 12) == (12, wire.FOPEN_PASSTHROUGH | wire.FOPEN_NOFLUSH, 41)
+
+
+def test_the_daemon_is_not_asked_for_capabilities(world: World) -> None:
+    for unique, name in ((1, b"security.capability\0"), (2, b"user.other\0"), (3, b"security.capability2\0")):
+        body = struct.pack("=II", 100, 0) + name
+        world.kernel.send(struct.pack("=IIQQIIIHH", 40 + len(body), wire.GETXATTR, unique, 5, 0, 0, 0, 0, 0) + body)
+    assert wire.reply(world.kernel.recv(100)) == (16, -61, 1)
+    assert [wire.request(world.daemon.recv(1000)).unique for _ in range(2)] == [2, 3]
+
+
 def test_a_failed_open_counts_for_nothing(world: World, tmp_path: object) -> None:
     world.ask(wire.OPEN, 1, 5, struct.pack("=II", 0, 0))
     world.answer(1, b"", error=-2)
