@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from ..common.data_stream import CHANNEL_OPTIONS
+from ..client.settings import ClientSettings
+from ..common.credentials import Credentials, Kind, load
 from ..common.errors import DeadlineExceeded, Unavailable, from_rpc_error
 from ..common.types import BlockKey
 from ..proto import common_pb2 as common
@@ -22,9 +23,19 @@ ANSWER_S = 10.0
 STREAM_S = 600.0
 
 
+_shown: list[Credentials] = []
+
+
+def show(credentials: Credentials) -> None:
+    """What this command shows from now on. (One command is one process.)"""
+    _shown[:] = [credentials]
+
+
 @contextmanager
-def _channel(address: str, what: str) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
+def _channel(address: str, what: Kind) -> Iterator[grpc.Channel]:
+    if not _shown:
+        show(load(ClientSettings.load()))
+    with _shown[0].channel(address, what) as channel:
         try:
             yield channel
         except grpc.RpcError as error:

@@ -41,8 +41,12 @@ AllowOther = Annotated[
 def client_settings(master: str | None, config: Path | None) -> ClientSettings:
     """Settings of commands that talk to a cluster: table [client], HEARTH_CLIENT_*, flags."""
     from ..client.settings import ClientSettings
+    from ..common import credentials
+    from . import endpoint
 
-    return ClientSettings.load({"master": master}, file=config)
+    settings = ClientSettings.load({"master": master}, file=config)
+    endpoint.show(credentials.load(settings))
+    return settings
 
 
 def master_address(master: str | None, config: Path | None) -> str:

@@ -14,9 +14,12 @@ import grpc
 from ..common.data_stream import CHANNEL_OPTIONS
 from ..common.errors import NotSupported, Unavailable
 
+OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+
 
 def open_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+    """Without credentials."""
+    return grpc.insecure_channel(address, options=OPTIONS)
 
 
 def check_process(pid: int) -> None:

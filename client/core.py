@@ -6,9 +6,10 @@ import os
 import socket
 from dataclasses import dataclass
 
+from ..common import credentials
 from ..common.errors import HearthError
 from ..common.telemetry import get_logger
-from .channels import Channels
+from .channels import OPTIONS, Channels
 from .crew import Crew
 from .deadline import Deadline
 from .keeper import Keeper
@@ -77,18 +78,26 @@ class Core:
 
 
 def build(settings: ClientSettings, kind: str) -> Core:
-    """No connection is made yet: the first call does."""
+    """No connection is made yet: the first call does. Raises: SettingsError: of the certificates."""
+    shown = credentials.load(settings)
     node_id = settings.node_id or socket.gethostname()
     name = f"{socket.gethostname()}:{os.getpid()}"
     policy = RetryPolicy(settings.first_retry_s, settings.max_retry_s)
     session = Session(Identity(node_id, kind, name, settings.cluster_id))
-    metadata = Metadata(settings.master, session, policy=policy, attempt_limit_s=settings.attempt_timeout_s)
+    metadata = Metadata(
+        settings.master,
+        session,
+        policy=policy,
+        attempt_limit_s=settings.attempt_timeout_s,
+        connect=lambda address: shown.channel(address, "master", OPTIONS),
+    )
     local = None
     if settings.worker_socket:
         local = LocalWorker(
             settings.worker_socket, cluster_id=lambda: session.cluster_id, connections=settings.local_connections
         )
-    workers = Workers(Channels(settings.max_channels), local, node_id, policy=policy)
+    channels = Channels(settings.max_channels, lambda address: shown.channel(address, "worker", OPTIONS))
+    workers = Workers(channels, local, node_id, policy=policy)
     crew = Crew(settings.thread_count())
     reader = Reader(metadata, workers, crew)
     return Core(settings, session, metadata, workers, crew, reader, Writer(metadata, workers), Keeper())

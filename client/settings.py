@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..common.settings import Settings
+from ..common.credentials import CredentialSettings
 from ..common.types import DEFAULT_MASTER_PORT
 
 
-class ClientSettings(Settings):
+class ClientSettings(CredentialSettings):
     role: ClassVar[str] = "client"
 
     master: str = Field(f"127.0.0.1:{DEFAULT_MASTER_PORT}", description="host:port of the master")

@@ -99,6 +99,13 @@ class AccessDenied(HearthError, PermissionError):
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
+class Unauthenticated(HearthError, PermissionError):
+    """The call showed no credentials, or none that this server takes."""
+
+    number = errno.EACCES
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
 class CrossDevice(HearthError):
     number = errno.EXDEV
     code = grpc.StatusCode.FAILED_PRECONDITION

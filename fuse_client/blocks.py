@@ -15,7 +15,8 @@ import grpc
 import trio
 
 from ..common.checksums import Verifier
-from ..common.data_stream import CHANNEL_OPTIONS, write_from
+from ..common.credentials import Connect
+from ..common.data_stream import write_from
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NoSpace, NotFound, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
@@ -59,9 +60,16 @@ class Blocks:
     """
 
     def __init__(
-        self, settings: MountSettings, link: MasterLink, worker: WorkerLink | None, node_id: str, nursery: trio.Nursery
+        self,
+        settings: MountSettings,
+        link: MasterLink,
+        worker: WorkerLink | None,
+        node_id: str,
+        nursery: trio.Nursery,
+        connect: Connect,
     ) -> None:
         self._settings = settings
+        self._connect = connect
         self._link = link
         self._worker = worker
         self._node_id = node_id
@@ -374,7 +382,7 @@ class Blocks:
     def channel(self, address: str) -> grpc.Channel:
         channel = self._channels.pop(address, None)
         if channel is None:
-            channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = self._connect(address)
         self._channels[address] = channel
         while len(self._channels) > MAX_CHANNELS:
             self._channels.popitem(last=False)[1].close()

@@ -13,7 +13,7 @@ import pyfuse3
 import trio
 
 from ..client.session import Identity, Session
-from ..common import allocation
+from ..common import allocation, credentials
 from ..common.clock import SystemClock
 from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
@@ -62,7 +62,14 @@ def serve(settings: MountSettings) -> None:
     identity = Identity(
         node_id, "mount", f"{socket.gethostname()}:{mountpoint}", settings.cluster_id, holds_grants=True
     )
-    link = MasterLink(settings.master, Session(identity), settings.timeout_s, settings.attempt_timeout_s)
+    shown = credentials.load(settings)
+    link = MasterLink(
+        settings.master,
+        Session(identity),
+        settings.timeout_s,
+        settings.attempt_timeout_s,
+        connect=lambda address: shown.channel(address, "master"),
+    )
     mount: KernelMount | None = None
     try:
         link.register_first(CONNECT_S)  # first: without a master no broken mount point is left behind
@@ -76,7 +83,7 @@ def serve(settings: MountSettings) -> None:
         if relay is not None:
             relay.hand_over(mount.fd, max_background=settings.max_background, passthrough=settings.passthrough != "off")
         try:
-            trio.run(functools.partial(_run, settings, link, mount, node_id, relay))
+            trio.run(functools.partial(_run, settings, shown, link, mount, node_id, relay))
         except BaseExceptionGroup as group:
             raise _first(group) from None
     finally:
@@ -93,7 +100,12 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _run(
-    settings: MountSettings, link: MasterLink, mount: KernelMount, node_id: str, relay: RelayLink | None
+    settings: MountSettings,
+    shown: credentials.Credentials,
+    link: MasterLink,
+    mount: KernelMount,
+    node_id: str,
+    relay: RelayLink | None,
 ) -> None:
     notifier = Notifier.for_descriptor(mount.fd)
     lease = Lease(SystemClock())
@@ -101,7 +113,7 @@ async def _run(
     tree = Tree(link, cache, notifier)
     async with trio.open_nursery() as nursery:
         worker = WorkerLink(settings.worker_socket, nursery, settings.timeout_s) if settings.worker_socket else None
-        blocks = Blocks(settings, link, worker, node_id, nursery)
+        blocks = Blocks(settings, link, worker, node_id, nursery, lambda address: shown.channel(address, "worker"))
         passing = _passing(relay, blocks)
         files = Files(tree, blocks, Publisher(tree, blocks), SystemClock(), settings.warm_files, passing)
         coherence = Coherence(tree, files, lease)

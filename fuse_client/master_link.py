@@ -17,7 +17,7 @@ import trio
 
 from ..client.retry import RetryPolicy, attempt_timeout_s
 from ..client.session import Session, Ticket
-from ..common.data_stream import CHANNEL_OPTIONS
+from ..common.credentials import Connect
 from ..common.errors import DeadlineExceeded, HearthError, StaleEpoch, StaleSession, Unavailable, from_rpc_error
 from ..common.telemetry import TRACE_KEY, get_logger, new_trace_id
 from ..proto import master_pb2 as pb
@@ -39,10 +39,12 @@ class MasterLink:
         away: the last attempt of any call got no answer.
     """
 
-    def __init__(self, address: str, session: Session, timeout_s: float, attempt_timeout_s: float) -> None:
+    def __init__(
+        self, address: str, session: Session, timeout_s: float, attempt_timeout_s: float, connect: Connect
+    ) -> None:
         self.address = address
         self.session = session
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = connect(address)
         self.stub = MasterStub(self.channel)
         self.on_stale: Callable[[], Awaitable[None]] | None = None
         self.on_session: Callable[[], None] | None = None

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from ..common.credentials import CredentialSettings
 from ..common.errors import SettingsError
-from ..common.settings import Settings
 from ..common.telemetry import LogFormat
 from ..common.types import DEFAULT_MASTER_PORT
 
 
-class MountSettings(Settings):
+class MountSettings(CredentialSettings):
     role: ClassVar[str] = "mount"
 
     mountpoint: Path = Field(description="an existing, empty directory")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import secrets
 import signal
@@ -13,9 +12,11 @@ import time
 import grpc
 import uvloop
 
+from ..common import credentials
 from ..common.clock import Clock, SystemClock
 from ..common.data_stream import SERVER_OPTIONS
 from ..common.errors import SettingsError, Unavailable, WrongCluster
+from ..common.gate import AsyncGate
 from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..proto import master_pb2_grpc
@@ -37,10 +38,19 @@ log = get_logger("hearthfs.master")
 class MasterServer:
     """One master in the running loop: ``start``, then ``wait`` for its end, then ``stop``."""
 
-    def __init__(self, settings: MasterSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: MasterSettings,
+        clock: Clock | None = None,
+        shown: credentials.Credentials | None = None,
+    ) -> None:
+        """``shown``: instead of those that the settings name. Raises: SettingsError."""
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+        self._credentials = shown or credentials.load(settings, serves=True)
+        self._server = grpc.aio.server(
+            options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX, interceptors=[AsyncGate(self._credentials)]
+        )
         self._telemetry: TelemetryServer | None = None
         self._store: LmdbStore | None = None
         self._upkeep: Upkeep | None = None
@@ -79,9 +89,9 @@ class MasterServer:
         log.info("serving", listen=settings.listen, port=self.port, cluster=core.cluster.cluster_id, epoch=core.epoch)
 
     def _bind(self, listen: str) -> int:
-        _check_listen(listen, self._settings.allow_insecure)
+        credentials.check_listen(listen, self._credentials, self._settings.allow_insecure)
         try:
-            return int(self._server.add_insecure_port(listen))
+            return self._credentials.listen(self._server, listen)
         except RuntimeError:
             raise SettingsError(f"cannot listen on {listen}: the address is in use or not ours") from None
 
@@ -137,23 +147,6 @@ class MasterServer:
         if self._telemetry is not None:
             telemetry, self._telemetry = self._telemetry, None
             await asyncio.to_thread(telemetry.close)
-
-
-def _check_listen(listen: str, allow_insecure: bool) -> None:
-    """Raises: SettingsError: not HOST:PORT, or open to others although nobody has to show credentials."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise SettingsError(f"listen address {listen!r} is not HOST:PORT")
-    host = host.strip("[]")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not allow_insecure:
-        raise SettingsError(
-            f"listen address {listen} is not loopback, and calls carry no credentials; "
-            "set allow_insecure if only trusted hosts can reach it"
-        )
 
 
 async def _run(settings: MasterSettings) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from ..common.settings import Settings
+from ..common.credentials import CredentialSettings
 from ..common.telemetry import LogFormat
 
 
-class MasterSettings(Settings):
+class MasterSettings(CredentialSettings):
     """Settings of ``hearth master``: flags, ``HEARTH_MASTER_*``, table ``[master]``."""
 
     role: ClassVar[str] = "master"
@@ -18,7 +18,7 @@ class MasterSettings(Settings):
     """Directory of the metadata; made when its parent exists."""
     listen: str = "127.0.0.1:7070"
     allow_insecure: bool = False
-    """Serve on an address other than loopback, although nobody has to show credentials."""
+    """Serve on an address other than loopback without certificates: whoever can listen on the network reads all."""
     telemetry_listen: str = ""
     """``host:port`` of /metrics and /healthz; empty: off."""
     cluster_id: str = ""

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from hearthfs.common.credentials import TOKEN_FILE_VARIABLE
 from hearthfs.tests.support import cluster as cluster_support
 from hearthfs.tests.support.cluster import Cluster
 
@@ -42,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): may leave file descriptors or threads behind")
+    # One token for all daemons and clients of this run, not that of the user who runs it.
+    os.environ[TOKEN_FILE_VARIABLE] = f"{tempfile.mkdtemp(prefix='hearth-token-')}/token"
     os.environ[SEED_VARIABLE] = str(SEED)  # workers of pytest-xdist have the seed that the header names
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(SEED)

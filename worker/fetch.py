@@ -12,6 +12,7 @@ import grpc
 
 from ..common import checksums, data_stream
 from ..common.clock import Clock
+from ..common.credentials import Connect, plain
 from ..common.errors import BlockCorrupt, Busy, DeadlineExceeded, HearthError, InvalidArgument, NoSpace, Unavailable
 from ..common.telemetry import TRACE_KEY, current_trace_id, get_logger
 from ..common.types import FILE_MAX_BYTES, BlockKey, Buffer
@@ -40,11 +41,13 @@ class Fetcher:
         clock: Clock,
         timeout_s: float,
         count_bytes: Callable[[int], None] = lambda _: None,
+        connect: Connect = plain,
     ) -> None:
         self._store = store
         self._clock = clock
         self._timeout_s = timeout_s
         self._count_bytes = count_bytes
+        self._connect = connect
         self._guard = threading.Lock()
         self._running: dict[BlockKey, Future[BlockRecord]] = {}
         self._transfers = threading.BoundedSemaphore(MAX_TRANSFERS)
@@ -110,7 +113,7 @@ class Fetcher:
 
     @contextmanager
     def _channel(self, source: str) -> Iterator[grpc.Channel]:
-        with grpc.insecure_channel(source, options=data_stream.CHANNEL_OPTIONS) as channel:
+        with self._connect(source) as channel:
             with self._guard:
                 if self._stopped:
                     raise Unavailable("this worker is stopping")

@@ -9,7 +9,7 @@ import signal
 import threading
 from pathlib import Path
 
-from ..common import allocation
+from ..common import allocation, credentials
 from ..common.clock import SystemClock
 from ..common.errors import SettingsError, WrongCluster
 from ..common.notify import notify
@@ -46,8 +46,10 @@ class Worker:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
+        """Raises: SettingsError: of the credentials."""
         self.settings = settings
         self.address = ""
+        self._credentials = credentials.load(settings, serves=True)
         self._clock = SystemClock()
         self._metrics = Metrics()
         self._changes = Changes()
@@ -66,6 +68,7 @@ class Worker:
 
     def _start(self, undo: contextlib.ExitStack) -> None:
         settings = self.settings
+        credentials.check_listen(settings.listen, self._credentials, settings.allow_insecure)
         boot_id = _boot_id()
         leases = Leases(settings.lease_s, settings.max_leases, lambda: secrets.randbits(63) | 1)
         disks = []
@@ -76,7 +79,7 @@ class Worker:
             disks.append(disk)
         known = _one_cluster(disks) or settings.cluster_id
         undo.callback(leases.close)
-        door = GrpcDoor(settings.listen, settings.rpc_threads, settings.stream_timeout_s)
+        door = GrpcDoor(settings.listen, settings.rpc_threads, settings.stream_timeout_s, self._credentials)
         undo.callback(door.stop, STOP_GRACE_S)
         local = LocalSocket(settings.socket_path, settings.max_connections)
         undo.callback(local.stop)
@@ -92,7 +95,13 @@ class Worker:
             disk.prepare(Identity(settings.identity, cluster_id), boot_id)
         store = BlockStore(disks, self._changes, boot_id)
         self._metrics.watch(store, leases)
-        fetcher = Fetcher(store, self._clock, settings.fetch_timeout_s, self._metrics.fetched_bytes.inc)
+        fetcher = Fetcher(
+            store,
+            self._clock,
+            settings.fetch_timeout_s,
+            self._metrics.fetched_bytes.inc,
+            connect=lambda source: self._credentials.channel(source, "worker"),
+        )
         control = Control(store, leases, fetcher, self._clock, self._metrics, settings.identity, cluster_id, link.nudge)
         about = worker_pb2.StatsReply(
             worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=VERSION
@@ -135,6 +144,7 @@ class Worker:
             self._metrics,
             settings.unknown_delay_s,
             settings.report_s,
+            connect=lambda address: self._credentials.channel(address, "master"),
         )
 
     def _background(self, store: BlockStore, leases: Leases, link: MasterLink) -> None:

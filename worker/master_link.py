@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import grpc
 
-from ..common import data_stream
 from ..common.clock import Clock
+from ..common.credentials import Connect, plain
 from ..common.errors import HearthError, StaleEpoch, Unavailable, WrongCluster, from_rpc_error
 from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import BlockKey
@@ -53,6 +53,7 @@ class MasterLink:
         metrics: Metrics,
         unknown_delay_s: float,
         report_s: float,
+        connect: Connect = plain,
     ) -> None:
         self.address = address
         self.healthy = False
@@ -72,7 +73,7 @@ class MasterLink:
         self._nudged = threading.Event()
         self._stopping = threading.Event()
         self._scanned = threading.Event()
-        self._channel = grpc.insecure_channel(address, options=data_stream.CHANNEL_OPTIONS)
+        self._channel = connect(address)
         self._stub = master_pb2_grpc.MasterStub(self._channel)
         self._store: BlockStore | None = None
         self._thread: threading.Thread | None = None

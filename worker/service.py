@@ -15,6 +15,7 @@ import xxhash
 
 from ..common import checksums, data_stream
 from ..common.clock import Clock
+from ..common.credentials import Credentials, Unchecked
 from ..common.errors import (
     BlockCorrupt,
     Conflict,
@@ -24,6 +25,7 @@ from ..common.errors import (
     SettingsError,
     to_trailing_metadata,
 )
+from ..common.gate import Gate
 from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import FILE_MAX_BYTES, BlockKey
 from ..proto import master_pb2, worker_pb2, worker_pb2_grpc
@@ -223,12 +225,16 @@ class GrpcDoor:
     Attributes:
         port: the real one, also where port 0 was asked for.
 
+    Args:
+        credentials: None: nobody is asked for any, in tests of what lies behind the gate.
+
     Raises:
         Conflict: the port is in use.
         SettingsError: the address is not ours.
     """
 
-    def __init__(self, listen: str, threads: int, call_limit_s: float) -> None:
+    def __init__(self, listen: str, threads: int, call_limit_s: float, credentials: Credentials | None = None) -> None:
+        credentials = credentials or Unchecked()
         _probe(listen)
         # Many writers at once are made to wait, not refused; but not more than this.
         self._started = False
@@ -237,10 +243,10 @@ class GrpcDoor:
             self._pool,
             options=data_stream.SERVER_OPTIONS,
             maximum_concurrent_rpcs=MAX_CALLS,
-            interceptors=[CallGuard(call_limit_s)],
+            interceptors=[CallGuard(call_limit_s), Gate(credentials)],
         )
         try:
-            self.port = self._server.add_insecure_port(listen)
+            self.port = credentials.listen(self._server, listen)
         except RuntimeError as error:
             raise Conflict(f"cannot listen on {listen}: {error}") from None
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pydantic
 
-from ..common.settings import Settings, parse_bytes
+from ..common.credentials import CredentialSettings
+from ..common.settings import parse_bytes
 from ..common.telemetry import LogFormat
 
 FLOOR_CAP_BYTES = 4 << 30
@@ -66,7 +66,7 @@ class Floor(NamedTuple):
         return min(int(total_bytes * self.share), FLOOR_CAP_BYTES) if self.share else self.size_bytes
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(CredentialSettings):
     """What ``hearth worker`` can be told. Durations are seconds."""
 
     role: ClassVar[str] = "worker"
@@ -120,16 +120,6 @@ class WorkerSettings(Settings):
             raise ValueError("write it as HOST:PORT")
         return value
 
-    @pydantic.model_validator(mode="after")
-    def _only_loopback(self) -> WorkerSettings:
-        host = self.listen.rpartition(":")[0].strip("[]")
-        if not self.allow_insecure and not _is_loopback(host):
-            raise ValueError(
-                f"listen {self.listen} is reachable from outside and there are no credentials: "
-                "listen on 127.0.0.1, or set allow_insecure for a network that you trust"
-            )
-        return self
-
     @property
     def parsed_disks(self) -> list[DiskSetting]:
         return [DiskSetting.parse(text) for text in self.disks]
@@ -149,12 +139,3 @@ class WorkerSettings(Settings):
     @property
     def socket_path(self) -> Path:
         return Path(self.socket).absolute() if self.socket else self.parsed_disks[0].path / SOCKET_NAME
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

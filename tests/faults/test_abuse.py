@@ -16,9 +16,9 @@ from pathlib import Path
 import grpc
 import pytest
 from hearthfs.common import data_stream
-from hearthfs.common.data_stream import CHANNEL_OPTIONS
 from hearthfs.proto import common_pb2, master_pb2, worker_pb2, worker_pb2_grpc
 from hearthfs.proto.master_pb2_grpc import MasterStub
+from hearthfs.tests.support.channels import channel_to
 from hearthfs.tests.support.cluster import Cluster
 
 from .conftest import check_logs, check_sound, wait_for
@@ -77,13 +77,13 @@ def open_files(pid: int) -> int:
 
 @pytest.fixture
 def master(cluster: Cluster) -> Iterator[MasterStub]:
-    with grpc.insecure_channel(cluster.master_address, options=CHANNEL_OPTIONS) as channel:
+    with channel_to(cluster.master_address) as channel:
         yield MasterStub(channel)
 
 
 @pytest.fixture
 def worker_channel(cluster: Cluster) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(cluster.address("worker1"), options=CHANNEL_OPTIONS) as channel:
+    with channel_to(cluster.address("worker1")) as channel:
         yield channel
 
 
@@ -209,7 +209,7 @@ def test_messages_that_are_too_big(master: MasterStub, cluster: Cluster, worker_
         (cluster.master_address, "/hearthfs.v1.Master/Lookup"),
         (cluster.address("worker1"), "/hearthfs.v1.Worker/Control"),
     ):
-        with grpc.insecure_channel(address, options=options) as channel:
+        with channel_to(address, options) as channel:
             call = channel.unary_unary(method)
             assert code_of_raw(call, huge.SerializeToString()) == Code.RESOURCE_EXHAUSTED
 
@@ -240,7 +240,7 @@ def test_bytes_that_are_no_message(cluster: Cluster, seed: int) -> None:
     addresses = {"Master": cluster.master_address, "Worker": cluster.address("worker1")}
     for method in METHODS:
         address = addresses["Master" if "Master" in method else "Worker"]
-        with grpc.insecure_channel(address) as channel:
+        with channel_to(address, ()) as channel:
             for _ in range(5):
                 data = chance.randbytes(chance.randrange(1, 200))
                 code = stream_code(channel, method, data)

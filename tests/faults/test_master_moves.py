@@ -13,6 +13,7 @@ import pytest
 from hearthfs.cli.supervisor import Daemon, hearth_command
 from hearthfs.common.errors import HearthError, StaleEpoch, Unavailable, from_rpc_error
 from hearthfs.proto import common_pb2, master_pb2, master_pb2_grpc
+from hearthfs.tests.support.channels import channel_to
 from hearthfs.tests.support.cluster import Cluster, free_port
 
 from .conftest import check_sound, outcome, wait_for
@@ -22,7 +23,7 @@ DATA = random.Random(21).randbytes(300_000)
 
 def ask(address: str, epoch: int) -> None:
     """A call of a client that knows ``epoch``. Raises: HearthError."""
-    with grpc.insecure_channel(address) as channel:
+    with channel_to(address) as channel:
         request = master_pb2.StatfsRequest(context=common_pb2.Context(epoch=epoch))
         try:
             master_pb2_grpc.MasterStub(channel).Statfs(request, timeout=5)
@@ -31,7 +32,7 @@ def ask(address: str, epoch: int) -> None:
 
 
 def epoch_of(address: str) -> int:
-    with grpc.insecure_channel(address) as channel:
+    with channel_to(address) as channel:
         request = master_pb2.RegisterRequest(client_id=1, kind="test", protocol=1)
         return master_pb2_grpc.MasterStub(channel).Register(request, timeout=5).epoch
 

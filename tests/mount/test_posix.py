@@ -13,11 +13,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 from hearthfs.client.session import Identity, Session
 from hearthfs.proto import master_pb2 as pb
 from hearthfs.proto.master_pb2_grpc import MasterStub
+from hearthfs.tests.support.channels import channel_to
 from hearthfs.tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.mount
@@ -174,7 +174,7 @@ def test_listing_while_deleting_lists_each_once(cluster: Cluster, directory: Pat
     create = pb.CreateMany(parent=directory.stat().st_ino, mode=0o644)
     create.names.names.extend(name.encode() for name in names)
     session = Session(Identity())
-    with grpc.insecure_channel(cluster.master_address) as channel:
+    with channel_to(cluster.master_address) as channel:
         stub = MasterStub(channel)
         ticket = session.registered(stub.Register(session.register_request()))
         request = pb.MutateRequest(create_many=create)

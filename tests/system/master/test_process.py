@@ -11,6 +11,7 @@ import threading
 
 import grpc
 from hearthfs.proto import common_pb2, master_pb2, master_pb2_grpc
+from hearthfs.tests.support.channels import channel_to
 
 SERVE = (
     "import sys, pathlib\n"
@@ -55,7 +56,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path):
         port = free.getsockname()[1]
     acknowledged = []
     for client_id in (1, 2):
-        with process(tmp_path, port) as (master, _), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with process(tmp_path, port) as (master, _), channel_to(f"127.0.0.1:{port}") as channel:
             stub = master_pb2_grpc.MasterStub(channel)
             register = master_pb2.RegisterRequest(client_id=client_id, protocol=1)
             session = stub.Register(register, timeout=30, wait_for_ready=True)

@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import grpc
 import pytest
 from hearthfs.common import checksums, data_stream
 from hearthfs.common.errors import (
@@ -19,6 +18,7 @@ from hearthfs.common.errors import (
 )
 from hearthfs.common.types import BlockKey
 from hearthfs.proto import worker_pb2, worker_pb2_grpc
+from hearthfs.tests.support.channels import channel_to
 from hearthfs.tests.support.cluster import free_port
 from hearthfs.tests.unit.worker.parts import SocketClient, key_message, pattern, sums
 from prometheus_client.utils import floatToGoString
@@ -41,7 +41,7 @@ def put(worker, key=KEY, data=DATA, sync=False):
 def read(worker, key=KEY, data=DATA):
     into = memoryview(bytearray(len(data)))
     digest = checksums.digest(sums(data), len(data))
-    with grpc.insecure_channel(worker.address, options=data_stream.CHANNEL_OPTIONS) as channel:
+    with channel_to(worker.address) as channel:
         data_stream.read_into(channel, key, 0, into, block_length=len(data), digest=digest, timeout_s=20, what="test")
     return bytes(into)
 
@@ -103,7 +103,7 @@ def test_a_damaged_file_found_after_a_restart_is_not_delivered_and_reported(make
 def test_the_lease_by_grpc_survives_the_order_to_delete(make_worker, master):
     worker = make_worker()
     put(worker)
-    with grpc.insecure_channel(worker.address, options=data_stream.CHANNEL_OPTIONS) as channel:
+    with channel_to(worker.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         request = worker_pb2.ControlRequest(open=worker_pb2.OpenBlocks(blocks=[key_message(KEY)]))
         assert stub.Control(request, timeout=20).lease_id

@@ -6,9 +6,9 @@ import socket
 import urllib.request
 
 import pytest
+from hearthfs.common.credentials import Unchecked, check_listen
 from hearthfs.common.errors import Conflict, SettingsError, WrongCluster
 from hearthfs.master.main import MasterServer
-from hearthfs.master.main import _check_listen as check_listen
 from hearthfs.master.settings import MasterSettings
 from hearthfs.master.store import FILE_NAME
 
@@ -55,7 +55,7 @@ def test_addresses_that_are_none_or_open_to_others(tmp_path, listen):
 def test_the_refusal_names_the_setting_that_allows_it(tmp_path):
     with pytest.raises(SettingsError, match="set allow_insecure"):
         start(tmp_path, listen="0.0.0.0:0")
-    check_listen("0.0.0.0:0", allow_insecure=True)
+    check_listen("0.0.0.0:0", Unchecked(), allow_insecure=True)
 
 
 def test_a_port_in_use(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import grpc
 import pytest
 from hearthfs.common.clock import FakeClock
+from hearthfs.common.credentials import Unchecked
 from hearthfs.common.data_stream import CHANNEL_OPTIONS
 from hearthfs.common.errors import (
     Busy,
@@ -133,7 +134,9 @@ def serve(tmp_path):
 
     def serve(test, **settings):
         async def main():
-            server = MasterServer(MasterSettings(data=tmp_path / "data", listen="127.0.0.1:0", **settings), FakeClock())
+            server = MasterServer(
+                MasterSettings(data=tmp_path / "data", listen="127.0.0.1:0", **settings), FakeClock(), Unchecked()
+            )
             server.clock = server._clock
             await server.start()
             count = test.__code__.co_argcount

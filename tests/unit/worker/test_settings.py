@@ -43,13 +43,6 @@ def test_the_floor_is_a_share_with_a_cap_or_a_size():
         WorkerSettings.load({"disks": ("/a",), "free_floor": "120%"}, environment={})
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:7071", "10.0.0.1:7071", "[::]:7071", "example.org:7071"])
-def test_without_credentials_only_loopback_is_served(listen):
-    with pytest.raises(SettingsError, match="allow_insecure"):
-        WorkerSettings.load({"disks": ("/a",), "listen": listen}, environment={})
-    assert WorkerSettings.load({"disks": ("/a",), "listen": listen, "allow_insecure": True}, environment={})
-
-
 @pytest.mark.parametrize("address", ["", "7070", "host", "host:", "host:x", "host:70000", ":7070"])
 @pytest.mark.parametrize("key", ["master", "listen"])
 def test_an_address_has_host_and_port(key, address):
