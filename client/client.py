@@ -31,6 +31,7 @@ class Client(Names):
         kind: what the master's status calls the session.
         timeout_s: of each call as a whole; most methods have no other. Bytes of a file: of each read and write.
         cluster_id: any other cluster is refused (WrongCluster). Empty: what answers first, and then only that.
+        token_file, tls_directory: what this program shows to the cluster; see docs/security.md.
         settings: all of the above and more; arguments win.
 
     A client belongs to the process that made it: after fork, every call in the child raises NotSupported.
@@ -48,6 +49,8 @@ class Client(Names):
         kind: str = "sdk",
         timeout_s: float | None = None,
         cluster_id: str = "",
+        token_file: str = "",
+        tls_directory: str = "",
         settings: ClientSettings | None = None,
     ) -> None:
         given = {
@@ -56,6 +59,8 @@ class Client(Names):
             "worker_socket": worker_socket,
             "timeout_s": timeout_s,
             "cluster_id": cluster_id,
+            "token_file": token_file,
+            "tls_directory": tls_directory,
         }
         chosen = {key: value for key, value in given.items() if value}
         settings = ClientSettings.load(chosen) if settings is None else settings.model_copy(update=chosen)

@@ -22,9 +22,12 @@ from .reader import Reader
 from .retry import RetryPolicy
 from .session import Identity, Session
 from .settings import ClientSettings
+from .tokens import Tokens
 from .workers import Workers
 from .writer import Writer
 
+SIGN_S = 5.0
+"""For new block tokens, when those that are known expire."""
 log = get_logger(__name__)
 
 
@@ -82,6 +85,7 @@ def build(settings: ClientSettings, kind: str) -> Core:
     shown = credentials.load(settings)
     node_id = settings.node_id or socket.gethostname()
     name = f"{socket.gethostname()}:{os.getpid()}"
+    tokens = Tokens(settings.tokens)
     policy = RetryPolicy(settings.first_retry_s, settings.max_retry_s)
     session = Session(Identity(node_id, kind, name, settings.cluster_id))
     metadata = Metadata(
@@ -90,6 +94,7 @@ def build(settings: ClientSettings, kind: str) -> Core:
         policy=policy,
         attempt_limit_s=settings.attempt_timeout_s,
         connect=lambda address: shown.channel(address, "master", OPTIONS),
+        learn=tokens.learn,
     )
     local = None
     if settings.worker_socket:
@@ -97,7 +102,14 @@ def build(settings: ClientSettings, kind: str) -> Core:
             settings.worker_socket, cluster_id=lambda: session.cluster_id, connections=settings.local_connections
         )
     channels = Channels(settings.max_channels, lambda address: shown.channel(address, "worker", OPTIONS))
-    workers = Workers(channels, local, node_id, policy=policy)
+    renew_s = min(SIGN_S, settings.timeout_s)
+    workers = Workers(
+        channels,
+        local,
+        node_id,
+        policy=policy,
+        tokens=lambda keys: tokens.of(keys, lambda late: metadata.sign_blocks(late, Deadline(renew_s))),
+    )
     crew = Crew(settings.thread_count())
     reader = Reader(metadata, workers, crew)
     return Core(settings, session, metadata, workers, crew, reader, Writer(metadata, workers), Keeper())

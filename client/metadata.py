@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
 from ..common.errors import HearthError, StaleEpoch, StaleSession, Unavailable, from_rpc_error
 from ..common.telemetry import TRACE_KEY, current_trace_id
+from ..common.types import BlockKey
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
 from ..proto.master_pb2_grpc import MasterStub
@@ -28,7 +29,7 @@ Reply = TypeVar("Reply")
 
 
 class Metadata:
-    """Thread-safe. ``sleep`` and ``chance`` (uniform in [0, 1)) are arguments for tests."""
+    """Thread-safe. ``learn`` sees every reply. ``sleep`` and ``chance`` (uniform in [0, 1)) are arguments for tests."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Metadata:
         policy: RetryPolicy | None = None,
         attempt_limit_s: float = 10.0,
         connect: Callable[[str], grpc.Channel] = open_channel,
+        learn: Callable[[Any], None] = lambda _: None,
         sleep: Callable[[float], None] = time.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -45,6 +47,7 @@ class Metadata:
         self.session = session
         self._policy = policy or RetryPolicy()
         self._attempt_limit_s = attempt_limit_s
+        self._learn = learn
         self._sleep = sleep
         self._chance = chance
         self._channel = connect(master)
@@ -61,9 +64,12 @@ class Metadata:
     def lookup(self, parent: int, name: bytes, deadline: Deadline) -> common.Entry:
         return self._read("Lookup", pb.LookupRequest(parent=parent, name=name), deadline, common.Entry)
 
-    def resolve(self, path: bytes, deadline: Deadline, *, follow: bool = True) -> common.Entry:
-        """Raises: NotFound, NotADirectory, SymlinkLoop, and what every call may raise."""
-        return self._read("Resolve", pb.ResolveRequest(path=path, no_follow=not follow), deadline, common.Entry)
+    def resolve(self, path: bytes, deadline: Deadline, *, follow: bool = True, access: int = 0) -> common.Entry:
+        """``access``: what the caller must be allowed, as of access(2). Raises: NotFound, NotADirectory, SymlinkLoop,
+        AccessDenied, and what every call may raise."""
+        return self._read(
+            "Resolve", pb.ResolveRequest(path=path, no_follow=not follow, access=access), deadline, common.Entry
+        )
 
     def getattr(self, inode: int, deadline: Deadline) -> common.Entry:
         return self._read("Getattr", pb.GetattrRequest(inode=inode), deadline, common.Entry)
@@ -93,6 +99,11 @@ class Metadata:
 
     def lookup_many(self, request: pb.LookupManyRequest, deadline: Deadline) -> pb.LookupManyReply:
         return self._read("LookupMany", request, deadline, pb.LookupManyReply)
+
+    def sign_blocks(self, keys: Sequence[BlockKey], deadline: Deadline) -> Sequence[bytes]:
+        """New block tokens, empty where the caller has no right to the block."""
+        blocks = [pb.BlockKey(block=key.block, generation=key.generation) for key in keys]
+        return self._read("SignBlocks", pb.SignBlocksRequest(blocks=blocks), deadline, pb.SignBlocksReply).tokens
 
     # -- mutations
 
@@ -158,6 +169,7 @@ class Metadata:
             call = getattr(self._stub, method)
             answer = call(request, timeout=timeout_s, metadata=((TRACE_KEY, current_trace_id()),))
             assert isinstance(answer, reply)
+            self._learn(answer)
             return answer
         except grpc.RpcError as error:
             raise from_rpc_error(error, f"{method} on master {self.master}") from None

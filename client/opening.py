@@ -42,7 +42,7 @@ def open_file(
     normal = paths.normalise(path)
     shown = paths.decode(normal)
     if kind == "r" and not plus:
-        version = _open_version(core, core.metadata.resolve(normal, deadline), shown, deadline)
+        version = _open_version(core, core.metadata.resolve(normal, deadline, access=os.R_OK), shown, deadline)
         raw = HearthFile(core, shown, mode, version=version, timeout_s=timeout_s)
     else:
         draft = _open_draft(core, normal, kind, permissions, deadline, random_access=plus or kind in "ra")
@@ -85,7 +85,8 @@ def _open_draft(
     core: Core, path: bytes, kind: str, permissions: int, deadline: Deadline, *, random_access: bool
 ) -> DraftFile:
     shown = paths.decode(path)
-    entry = _find(core, path, deadline)
+    needed = os.W_OK | (os.R_OK if kind in "ra" else 0)
+    entry = _find(core, path, deadline, needed)
     if kind == "r" and entry is None:
         raise NotFound(f"{shown!r} does not exist")
     if kind == "x":
@@ -104,9 +105,9 @@ def _open_draft(
     return DraftFile(core, 0, _place(core, path, permissions, deadline), None, random_access=random_access)
 
 
-def _find(core: Core, path: bytes, deadline: Deadline) -> common.Entry | None:
+def _find(core: Core, path: bytes, deadline: Deadline, access: int) -> common.Entry | None:
     try:
-        return core.metadata.resolve(path, deadline)
+        return core.metadata.resolve(path, deadline, access=access)
     except NotFound:
         return None
 

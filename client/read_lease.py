@@ -40,6 +40,7 @@ class ReadLease:
             if error := reply.error(0):
                 raise BlockMissing(error.message) if isinstance(error, NotFound) else error
             self._lease_id = reply.message.lease_id
+            self._workers.leased(self._worker, self._version.key, self._lease_id)
             self._lease_s = reply.message.lease_ms / 1000
 
     def _renew(self) -> None:
@@ -53,3 +54,5 @@ class ReadLease:
 
     def close(self) -> None:
         self._keeper.release(self)
+        if self._version.key is not None:
+            self._workers.leased(self._worker, self._version.key, self._lease_id, ended=True)

@@ -25,6 +25,7 @@ class ClientSettings(CredentialSettings):
     threads: int = Field(0, ge=0, le=256, description="that read and write bytes; 0: one per core, at most 8")
     local_connections: int = Field(8, ge=1, le=256, description="to the local worker at one time")
     max_channels: int = Field(64, ge=1, description="gRPC channels to workers kept open")
+    tokens: int = Field(65_536, ge=1, description="block tokens remembered, see docs/security.md")
     page_entries: int = Field(2000, ge=1, le=100_000, description="directory entries asked for at one time")
 
     def thread_count(self) -> int:

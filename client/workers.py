@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -22,6 +22,7 @@ from ..common.errors import (
 )
 from ..common.telemetry import TRACE_KEY, current_trace_id
 from ..common.types import BlockKey
+from ..proto import master_pb2 as master
 from ..proto import worker_pb2 as pb
 from ..proto.worker_pb2_grpc import WorkerStub
 from .channels import Channels
@@ -43,6 +44,7 @@ class Workers:
         node_id: str,
         *,
         policy: RetryPolicy | None = None,
+        tokens: Callable[[Sequence[BlockKey]], Sequence[bytes]] = lambda _: (),
         sleep: Callable[[float], None] = time.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -52,11 +54,28 @@ class Workers:
         self._policy = policy or RetryPolicy()
         self._sleep = sleep
         self._chance = chance
+        self._tokens = tokens
+        self._leases: dict[tuple[str, BlockKey], int] = {}
 
     def close(self) -> None:
         self._channels.close()
         if self._local is not None:
             self._local.close()
+
+    def leased(self, worker: Replica, key: BlockKey, lease_id: int, *, ended: bool = False) -> None:
+        """A lease of this client's on a block there: reads go by it when there is no token any more."""
+        if not ended:
+            self._leases[worker.worker_id, key] = lease_id
+        elif self._leases.get((worker.worker_id, key)) == lease_id:
+            self._leases.pop((worker.worker_id, key), None)
+
+    def _token(self, key: BlockKey) -> bytes:
+        return next(iter(self._tokens((key,))), b"")
+
+    def _show_tokens(self, request: pb.ControlRequest) -> None:
+        keys = blocks_of(request)
+        if keys:
+            request.tokens[:] = self._tokens(keys)
 
     def local_id(self) -> str:
         """The id of this node's worker; empty when there is none, or it does not answer."""
@@ -70,6 +89,7 @@ class Workers:
         """
         if self._local is None:
             raise Unavailable("this node has no worker")
+        self._show_tokens(request)
         try:
             return self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
         except WrongCluster as error:
@@ -91,6 +111,7 @@ class Workers:
     def remote(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
         """A control operation by gRPC, also where the worker is this node's."""
         what = f"{request.WhichOneof('op')} on worker {worker.worker_id} at {worker.address}"
+        self._show_tokens(request)
         trace_id = request.trace_id = request.trace_id or current_trace_id()
         with self._channel(worker, what) as channel:
             try:
@@ -139,6 +160,8 @@ class Workers:
                     timeout_s=timeout_s,
                     what=what,
                     metadata=((TRACE_KEY, current_trace_id()),),
+                    token=self._token(version.key),
+                    lease_id=self._leases.get((worker.worker_id, version.key), 0),
                 )
             except NotFound as error:  # about a block; to the caller of a file it would say that the file is not there
                 raise BlockMissing(error.message) from None
@@ -159,6 +182,7 @@ class Workers:
                 timeout_s=deadline.left_s(what),
                 what=what,
                 metadata=((TRACE_KEY, current_trace_id()),),
+                token=self._token(key),
             )
 
     @contextmanager
@@ -170,6 +194,21 @@ class Workers:
                 yield channel
             except ValueError:  # what grpc raises when the client was closed by another thread
                 raise Unavailable(f"{what}: the client was closed") from None
+
+
+def blocks_of(request: pb.ControlRequest) -> list[BlockKey]:
+    """The blocks that a request needs tokens for, in the order that the worker expects."""
+    op = request.WhichOneof("op")
+    listed: list[master.BlockKey] = []
+    if op in ("open", "create", "discard"):
+        listed += getattr(request, op).blocks
+    if op == "create" and request.create.HasField("copy_from"):
+        listed.append(request.create.copy_from)
+    if op == "commit":
+        listed += [item.key for item in request.commit.items]
+    if op == "fetch":
+        listed.append(request.fetch.key)
+    return [BlockKey(key.block, key.generation) for key in listed]
 
 
 def left_for_replica(deadline: Deadline, size_bytes: int, others: bool, what: str) -> float:

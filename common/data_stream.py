@@ -103,6 +103,8 @@ def read_into(
     timeout_s: float,
     what: str,
     metadata: tuple[tuple[str, str], ...] = (),
+    token: bytes = b"",
+    lease_id: int = 0,
 ) -> None:
     """Fills ``into`` with bytes ``[offset, offset + len(into))`` of a block; each chunk is verified.
 
@@ -111,7 +113,14 @@ def read_into(
     Raises:
         BlockCorrupt, BlockMissing, Unavailable, DeadlineExceeded: ``into`` then holds nothing to be used.
     """
-    request = pb.ReadRequest(block=key[0], generation=key[1], offset_bytes=offset, length_bytes=len(into))
+    request = pb.ReadRequest(
+        block=key[0],
+        generation=key[1],
+        offset_bytes=offset,
+        length_bytes=len(into),
+        token=token,
+        lease_id=lease_id,
+    )
     call = channel.unary_stream(READ, pb.ReadRequest.SerializeToString, _same)(
         request, timeout=timeout_s, metadata=metadata
     )
@@ -150,6 +159,7 @@ def write_from(
     timeout_s: float,
     what: str,
     metadata: tuple[tuple[str, str], ...] = (),
+    token: bytes = b"",
 ) -> int:
     """Writes ``data`` at ``offset`` of a working block and returns the block's length after it.
 
@@ -162,6 +172,7 @@ def write_from(
         offset_bytes=offset,
         payload_bytes=len(data),
         payload_xxh3=checksums.checksum(data),
+        token=token,
     )
     stub: Any = channel.stream_unary(WRITE, _same, pb.WriteReply.FromString)
     try:

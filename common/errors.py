@@ -253,6 +253,10 @@ def from_errno(number: int, message: str = "") -> HearthError:
     return _BY_ERRNO.get(number, HearthError)(message or errno.errorcode.get(number, str(number)))
 
 
+_BAD_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT_UNKNOWN_CA", "Hostname Verification Check failed")
+"""In what gRPC says of a handshake that will not do better the next time."""
+
+
 def from_rpc_error(error: grpc.RpcError, what: str = "") -> HearthError:
     """The family's error for a failed call; ``what`` names the call and its peer in the text.
 
@@ -269,6 +273,8 @@ def from_rpc_error(error: grpc.RpcError, what: str = "") -> HearthError:
     for key, value in call.trailing_metadata() or ():
         if key == KIND_KEY and value in KINDS:
             return KINDS[value](details)
+    if code is grpc.StatusCode.UNAUTHENTICATED or any(sign in details for sign in _BAD_CERTIFICATE):
+        return Unauthenticated(text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(text)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

@@ -187,7 +187,16 @@ def attributes(number: int, inode: Inode) -> common_pb2.Attributes:
     )
 
 
-def entry(number: int, inode: Inode, addresses: Addresses) -> common_pb2.Entry:
+Sign = Callable[[int, int], bytes]
+"""``sign(block, generation)``: the caller's token for it."""
+
+
+def no_tokens(*_: int) -> bytes:
+    """For callers that need none."""
+    return b""
+
+
+def entry(number: int, inode: Inode, addresses: Addresses, sign: Sign = no_tokens) -> common_pb2.Entry:
     return common_pb2.Entry(
         attributes=attributes(number, inode),
         extents=[
@@ -198,6 +207,7 @@ def entry(number: int, inode: Inode, addresses: Addresses) -> common_pb2.Entry:
                 valid_bytes=extent.valid_bytes,
                 digest=extent.digest,
                 sealed=extent.sealed,
+                token=sign(extent.block, extent.generation),
             )
             for extent in inode.extents
         ],
@@ -207,24 +217,27 @@ def entry(number: int, inode: Inode, addresses: Addresses) -> common_pb2.Entry:
     )
 
 
-def mutate_reply(reply: Reply, addresses: Addresses) -> master_pb2.MutateReply:
+def mutate_reply(
+    reply: Reply, addresses: Addresses, sign: Sign = no_tokens, sign_working: Sign = no_tokens
+) -> master_pb2.MutateReply:
     message = master_pb2.MutateReply(errnos=reply.errnos, inodes=reply.inodes, existed=reply.existed)
     if reply.attributes is not None:
-        message.entry.CopyFrom(entry(reply.inode, reply.attributes, addresses))
+        message.entry.CopyFrom(entry(reply.inode, reply.attributes, addresses, sign))
     for working in reply.blocks:
         worker = next(iter(addresses((working.worker_id,))), common_pb2.WorkerAddress(worker_id=working.worker_id))
-        message.blocks.add(block=working.block, generation=working.generation, worker=worker)
+        token = sign_working(working.block, working.generation)
+        message.blocks.add(block=working.block, generation=working.generation, worker=worker, token=token)
     return message
 
 
 def directory_entry(
-    cookie: int, ordered: Ordered, inode: Inode | None, addresses: Addresses
+    cookie: int, ordered: Ordered, inode: Inode | None, addresses: Addresses, sign: Sign = no_tokens
 ) -> master_pb2.DirectoryEntry:
     message = master_pb2.DirectoryEntry(
         name=ordered.name, inode=ordered.inode, mode=inode.mode if inode else ordered.type, cookie=cookie
     )
     if inode is not None:
-        message.entry.CopyFrom(entry(ordered.inode, inode, addresses))
+        message.entry.CopyFrom(entry(ordered.inode, inode, addresses, sign))
     return message
 
 

@@ -270,6 +270,13 @@ GROWING: tuple[type[Command], ...] = (
 """Refused with NoSpace while the store has no room; everything else goes on, so that room can be made."""
 
 
+class User(msgspec.Struct, frozen=True):
+    """For whom a command is, where that decides whether it may be."""
+
+    uid: int
+    gid: int
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """A command with what makes it exactly-once. ``client_id`` 0: the master's own, not remembered."""
 
@@ -279,3 +286,5 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: int = 0
     acked_below: int = 0
     session_id: int = 0
+    user: User | None = None
+    """None: whoever asks may do everything."""

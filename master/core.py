@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from ..common import block_tokens
 from ..common.clock import Clock
-from ..common.errors import Busy, InvalidArgument, StaleEpoch, StaleSession
+from ..common.errors import Busy, InvalidArgument, NotPermitted, StaleEpoch, StaleSession
+from ..common.gate import caller
 from ..common.telemetry import get_logger
 from . import machine, records
 from .commands import AnyCommand, BeginEpoch, EndSessions, Mkdir, RegisterSession, Request
@@ -16,7 +19,7 @@ from .committer import Applied, Committer, Job
 from .membership import Member, Membership
 from .readable_names import ReadableNames
 from .records import Cluster
-from .sessions import Debt, Session, Sessions
+from .sessions import Debt, Session, Sessions, unknown_session
 from .settings import MasterSettings
 from .tables import Store
 from .view import View
@@ -54,6 +57,8 @@ class Core:
         self.replaced_by = 0
         self.stopping = False
         self.unavailable_files = 0
+        now_s = clock.wall_ns() / 1e9
+        self.secrets = block_tokens.Secrets(settings.block_token_s, secrets.token_bytes, now_s, secrets.randbits(31))
         self.sessions = Sessions(settings.session_lease_s, settings.session_idle_s)
         self.readable = ReadableNames()
         self.membership = Membership(settings.worker_suspect_s, settings.worker_lost_s)
@@ -72,11 +77,16 @@ class Core:
     # ---------------------------------------------------------------- checks
 
     def check_epoch(self, epoch: int) -> None:
-        """0 passes: the caller does not know it yet. Raises: StaleEpoch, InvalidArgument."""
+        """0 passes: the caller does not know it yet. Raises: StaleEpoch, InvalidArgument.
+
+        Nodes and operators are believed that there is a newer master; a user's word stops nobody.
+        """
         if self.replaced_by:
             raise StaleEpoch(f"this master (epoch {self.epoch}) was replaced by one of epoch {self.replaced_by}")
         if epoch > self.epoch + EPOCH_LEAP_MAX:
             raise InvalidArgument(f"{epoch} is not an epoch of this cluster, which is at {self.epoch}")
+        if epoch > self.epoch and not caller().trusted:
+            raise StaleEpoch(f"epoch {epoch} is not that of this master, which is at {self.epoch}: register again")
         if epoch > self.epoch:
             self.replaced_by = epoch
             self.on_stop(f"a newer master is at epoch {epoch}, this one at {self.epoch}: it was replaced and stops")
@@ -89,6 +99,9 @@ class Core:
         self.check_epoch(epoch)
         if epoch == 0:
             raise StaleSession("a request without a session: register first")
+        found = self.sessions.find(session_id)
+        if found is not None and found.owner != caller().name:
+            raise StaleSession(unknown_session(session_id))  # as if there were none
         return self.sessions.require(session_id, self.clock.monotonic_s())
 
     # ---------------------------------------------------------------- start
@@ -121,6 +134,9 @@ class Core:
         """Raises: Busy, InvalidArgument, and what a commit raises."""
         if len(self.sessions) >= SESSIONS_MAX:
             raise Busy(f"{len(self.sessions)} sessions are open; try again when some have ended")
+        former = self.sessions.of_client(command.client_id)
+        if former is not None and former.owner not in ("", caller().name):
+            raise NotPermitted(f"client {command.client_id:016x} is somebody else's")
         await self.submit_own(command)
         stored = records.Session(
             client_id=command.client_id,
@@ -132,9 +148,10 @@ class Core:
             opened_ns=self.clock.wall_ns(),
         )
         session = _session(command.session_id, stored, self.clock.monotonic_s(), restored=False)
-        former = self.sessions.open(session)
-        if former:
-            self.watches.ended(former)
+        session.owner = caller().name
+        ended = self.sessions.open(session)
+        if ended:
+            self.watches.ended(ended)
         return session
 
     # ---------------------------------------------------------------- commits

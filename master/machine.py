@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..common.errors import KINDS, DataDamaged, HearthError, InvalidArgument, WrongCluster
-from . import attributes, batches, blocks, commands, journal, namespace, registry, renaming
+from . import attributes, batches, blocks, commands, journal, namespace, permissions, registry, renaming
 from .change import Change, Touch
 from .records import Client, Result
 from .tables import Batch, Transaction, pair, u64
@@ -91,6 +91,9 @@ def apply(batch: Batch, request: commands.Request) -> Outcome:
                 return Outcome(known, replayed=True)
             change = Change(txn, now_ns=request.now_ns, client_id=request.client_id)
             try:
+                if request.user is not None:
+                    permissions.check(change, request.user, request.command)
+                    permissions.drop_special_bits(change, request.user, request.command)
                 reply = RULES[type(request.command)](change, request.command)
             except DataDamaged:
                 raise

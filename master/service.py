@@ -17,18 +17,22 @@ from ..common.errors import (
     HearthError,
     Internal,
     InvalidArgument,
+    NotPermitted,
     NotSupported,
+    TooBig,
     Unavailable,
     WrongCluster,
     to_trailing_metadata,
 )
+from ..common.gate import caller
 from ..common.telemetry import TRACE_KEY, get_logger, trace
-from ..common.types import PROTOCOL
+from ..common.types import PROTOCOL, BlockKey
 from ..common.version import VERSION
 from ..proto import master_pb2, master_pb2_grpc
-from . import check, codec, commands, lookups, machine, metrics
+from . import check, codec, commands, lookups, machine, metrics, permissions
 from .core import Core
 from .journal import last_number
+from .rights import Rights
 from .sessions import Session
 from .view import View
 from .workers import Workers
@@ -93,6 +97,14 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _session(self, request: Any) -> Session:
         return self._core.session(request.context.session_id, request.context.epoch)
 
+    def _rights(self) -> Rights:
+        return Rights(caller(), self._core.secrets, self._core.clock)
+
+    def _block_secrets(self) -> list[master_pb2.BlockSecret]:
+        """For workers only."""
+        known = self._core.secrets.known(self._core.clock.wall_ns() / 1e9)
+        return [master_pb2.BlockSecret(number=each.number, secret=each.secret) for each in known]
+
     # ---------------------------------------------------------------- sessions
 
     @_rpc
@@ -103,6 +115,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         for text in (request.node_id, request.kind, request.name):
             if len(text) > TEXT_MAX:
                 raise InvalidArgument(f"a text of {len(text)} characters; the limit is {TEXT_MAX}")
+        if request.holds_grants and not caller().trusted:
+            raise NotPermitted("only nodes hold grants: a mount needs its node's certificate")
         command = commands.RegisterSession(
             session_id=secrets.randbits(64) | 1,
             client_id=request.client_id,
@@ -146,32 +160,38 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     @_rpc
     async def Lookup(self, request: master_pb2.LookupRequest, context: Any) -> Any:
-        core, session = self._core, self._session(request)
+        core, session, rights = self._core, self._session(request), self._rights()
         core.sessions.grant(session, request.parent)
         with core.view() as view:
+            rights.search(view, request.parent)
             number, inode = lookups.lookup(view, request.parent, request.name)
         if request.name in (b".", b".."):
             core.sessions.grant(session, number)
             with core.view() as view:
                 number, inode = lookups.lookup(view, request.parent, request.name)
-        return codec.entry(number, inode, self._workers.addresses)
+        return codec.entry(number, inode, self._workers.addresses, rights.reading(inode))
 
     @_rpc
     async def Resolve(self, request: master_pb2.ResolveRequest, context: Any) -> Any:
         """Walks again until all directories on the way were granted before the walk that is answered."""
-        core, session = self._core, self._session(request)
+        core, session, rights = self._core, self._session(request), self._rights()
         granted: set[int] = set()
         for _ in range(RESOLVE_TRIES):
             walk = lookups.Walk()
             try:
                 with core.view() as view:
-                    inode = lookups.resolve(view, request.path, request.no_follow, walk)
+                    try:
+                        inode = lookups.resolve(view, request.path, request.no_follow, walk)
+                    except HearthError:
+                        rights.walked(view, walk, None, 0)
+                        raise
+                    rights.walked(view, walk, inode, request.access)
             except HearthError:
                 if not session.holds_grants or walk.visited <= granted:
                     raise
             else:
                 if not session.holds_grants or walk.visited <= granted:
-                    return codec.entry(walk.inode, inode, self._workers.addresses)
+                    return codec.entry(walk.inode, inode, self._workers.addresses, rights.reading(inode))
             granted |= walk.visited
             core.sessions.grant(session, *walk.visited)
         raise Unavailable(f"{request.path[:80]!r} changes too fast to be resolved; try again")
@@ -180,9 +200,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def Getattr(self, request: master_pb2.GetattrRequest, context: Any) -> Any:
         core, session = self._core, self._session(request)
         core.sessions.grant(session, request.inode)
+        rights = self._rights()
         with core.view() as view:
             inode = view.inode(request.inode)
-        return codec.entry(request.inode, inode, self._workers.addresses)
+            rights.reach(view, request.inode)
+        return codec.entry(request.inode, inode, self._workers.addresses, rights.reading(inode))
 
     @_rpc
     async def Readdir(self, request: master_pb2.ReaddirRequest, context: Any) -> master_pb2.ReaddirReply:
@@ -190,10 +212,17 @@ class MasterService(master_pb2_grpc.MasterServicer):
         core.sessions.grant(session, request.inode)
         if request.after_cookie >= lookups.COOKIE_END:
             return master_pb2.ReaddirReply(end=True)
+        rights = self._rights()
         with core.view() as view:
+            rights.reach(view, request.inode, permissions.READ | (permissions.SEARCH if request.want_entries else 0))
             page, end = lookups.readdir(view, request.inode, request.after_cookie, request.limit, request.want_entries)
         addresses = self._workers.addresses
-        entries = [codec.directory_entry(cookie, ordered, inode, addresses) for cookie, ordered, inode in page]
+        entries = [
+            codec.directory_entry(
+                cookie, ordered, inode, addresses, rights.reading(inode) if inode else codec.no_tokens
+            )
+            for cookie, ordered, inode in page
+        ]
         return master_pb2.ReaddirReply(entries=entries, end=end)
 
     @_rpc
@@ -202,6 +231,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         core.sessions.grant(session, request.inode)
         with core.view() as view:
             view.inode(request.inode)
+            self._rights().reach(view, request.inode, permissions.READ)
             found = view.xattrs(request.inode)
         return master_pb2.GetXattrsReply(xattrs={name.decode(): value for name, value in found.items()})
 
@@ -227,6 +257,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     @_rpc
     async def LookupMany(self, request: master_pb2.LookupManyRequest, context: Any) -> master_pb2.LookupManyReply:
         self._session(request)
+        rights = self._rights()
         names = codec.names(request.names, codec.LOOKUP_NAMES_MAX)
         replicas = lookups.Replicas(self._workers.live_nodes(), request.prefer_node)
         with self._core.view() as view:
@@ -235,8 +266,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 directory = lookups.resolve_directory(view, request.path)
             else:
                 view.directory(directory)
-            if request.want_layout:
+            if directory:
+                rights.search(view, directory)
+            if request.want_layout or rights.user is not None:
                 bitmap, hits = lookups.lookup_many(view, directory, names, replicas)
+                bitmap, hits = rights.readable(view, bitmap, hits)
                 count = len(hits)
             else:
                 bitmap, count = lookups.find_many(view, directory, names, replicas, self._core.readable)
@@ -244,13 +278,25 @@ class MasterService(master_pb2_grpc.MasterServicer):
         metrics.LOOKUPS.labels("hit").inc(count)
         metrics.LOOKUPS.labels("miss").inc(len(names) - count)
         workers = self._workers.addresses(replicas.workers)
-        return codec.lookup_many_reply(directory, bitmap, hits, workers, request.want_layout)
+        reply = codec.lookup_many_reply(directory, bitmap, hits, workers, request.want_layout)
+        if rights.user is not None and request.want_layout:
+            reply.tokens.extend(map(rights.reading(None), reply.blocks, reply.generations))
+        return reply
+
+    @_rpc
+    async def SignBlocks(self, request: master_pb2.SignBlocksRequest, context: Any) -> master_pb2.SignBlocksReply:
+        session = self._session(request)
+        if len(request.blocks) > codec.BATCH_ITEMS_MAX:
+            raise TooBig(f"{len(request.blocks)} blocks in one call; the limit is {codec.BATCH_ITEMS_MAX}")
+        keys = [BlockKey(each.block, each.generation) for each in request.blocks]
+        with self._core.view() as view:
+            return master_pb2.SignBlocksReply(tokens=self._rights().renewed(view, keys, session.client_id))
 
     # ---------------------------------------------------------------- mutations
 
     @_rpc
     async def Mutate(self, request: master_pb2.MutateRequest, context: Any) -> master_pb2.MutateReply:
-        core, session = self._core, self._session(request)
+        core, session, rights = self._core, self._session(request), self._rights()
         if request.client_id != session.client_id or not request.request_id:
             raise InvalidArgument(
                 f"request {request.request_id} of client {request.client_id:016x} in a session of "
@@ -262,6 +308,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
             )
         if result is None:
             command = codec.command(request, self._workers.place, core.membership.live())
+            if rights.user is not None:
+                command = permissions.as_user(command, rights.user)
             committed = await core.submit(
                 commands.Request(
                     command=command,
@@ -270,6 +318,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
                     request_id=request.request_id,
                     acked_below=request.acked_below,
                     session_id=session.session_id,
+                    user=rights.user,
                 )
             )
             result, debts = committed.outcome.result, committed.debts
@@ -281,19 +330,24 @@ class MasterService(master_pb2_grpc.MasterServicer):
         error = machine.error_of(result)
         if error is not None:
             raise error
-        return codec.mutate_reply(result.reply, self._workers.addresses)
+        reply = result.reply
+        return codec.mutate_reply(reply, self._workers.addresses, rights.reading(reply.attributes), rights.writing())
 
     # ---------------------------------------------------------------- workers
 
     @_rpc
     async def RegisterWorker(self, request: master_pb2.RegisterWorkerRequest, context: Any) -> Any:
         core = self._core
+        self._rights().need_node(request.node_id)
         self._check_newer(request.context.epoch)
         self._check_peer(request.cluster_id, request.protocol)
         await self._workers.register(request)
         heartbeat_ms = int(core.settings.heartbeat_s * 1000)
         return master_pb2.RegisterWorkerReply(
-            epoch=core.epoch, cluster_id=core.cluster.cluster_id, heartbeat_ms=heartbeat_ms
+            epoch=core.epoch,
+            cluster_id=core.cluster.cluster_id,
+            heartbeat_ms=heartbeat_ms,
+            block_secrets=self._block_secrets(),
         )
 
     def _check_newer(self, epoch: int) -> None:
@@ -302,11 +356,21 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     @_rpc
     async def Heartbeat(self, request: master_pb2.HeartbeatRequest, context: Any) -> master_pb2.HeartbeatReply:
+        self._check_worker(request.worker_id)
         self._core.check_epoch(request.context.epoch)
-        return await self._workers.heartbeat(request)
+        reply = await self._workers.heartbeat(request)
+        reply.block_secrets.extend(self._block_secrets())
+        return reply
+
+    def _check_worker(self, worker_id: str) -> None:
+        """Raises: NotPermitted: it is on another node than the caller."""
+        member = self._core.membership.find(worker_id)
+        if member is not None:
+            self._rights().need_node(member.node_id)
 
     @_rpc
     async def ReportBlocks(self, request: master_pb2.ReportBlocksRequest, context: Any) -> master_pb2.ReportBlocksReply:
+        self._check_worker(request.worker_id)
         self._core.check_epoch(request.context.epoch)
         return await self._workers.report(request)
 
@@ -327,7 +391,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             unavailable_files=core.unavailable_files,
         )
         reply.workers.extend(self._workers.statuses(now_s))
-        for session in core.sessions:
+        for session in core.sessions if caller().trusted else ():
             reply.sessions.add(
                 session_id=session.session_id,
                 kind=session.kind,

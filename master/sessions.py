@@ -67,6 +67,8 @@ class Session:
     sent_event: int = 0
     acked_event: int = 0
     held_ping: tuple[int, float] | None = None
+    owner: str = ""
+    """Who registered it, and may use it; empty: it was restored and is nobody's."""
 
     @property
     def owes(self) -> bool:
@@ -128,11 +130,14 @@ class Sessions:
     def find(self, session_id: int) -> Session | None:
         return self._sessions.get(session_id)
 
+    def of_client(self, client_id: int) -> Session | None:
+        return self._sessions.get(self._of_client.get(client_id, 0))
+
     def require(self, session_id: int, now_s: float) -> Session:
         """The session, which shows a sign of life. Raises: StaleSession."""
         session = self._sessions.get(session_id)
         if session is None:
-            raise StaleSession(f"session {session_id:016x} is unknown, ended or fenced: register again")
+            raise StaleSession(unknown_session(session_id))
         session.seen_s = now_s
         return session
 
@@ -237,6 +242,10 @@ class Sessions:
         session.held_ping = None
         session.renewed_s = max(session.renewed_s, received_s)
         return number
+
+
+def unknown_session(session_id: int) -> str:
+    return f"session {session_id:016x} is unknown, ended or fenced: register again"
 
 
 def coalesced(invalidations: list[Invalidation]) -> list[Invalidation]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+import pydantic
+
 from ..common.credentials import CredentialSettings
 from ..common.telemetry import LogFormat
 
@@ -23,6 +25,9 @@ class MasterSettings(CredentialSettings):
     """``host:port`` of /metrics and /healthz; empty: off."""
     cluster_id: str = ""
     """Empty: that of the data, or a new one for an empty directory. Data of another cluster is refused."""
+
+    block_token_s: float = pydantic.Field(600.0, gt=0, le=3600)
+    """How long a block may be read or written by the token in a layout, see docs/security.md."""
 
     session_lease_s: float = 5.0
     session_idle_s: float = 300.0

@@ -97,6 +97,7 @@ class Extent(google.protobuf.message.Message):
     VALID_BYTES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     SEALED_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
     length_bytes: builtins.int
@@ -106,6 +107,8 @@ class Extent(google.protobuf.message.Message):
     digest: builtins.int
     """common.checksums.digest; 0 while unsealed"""
     sealed: builtins.bool
+    token: builtins.bytes
+    """for callers whose permissions are checked: what opens this block at a worker, for reading"""
     def __init__(
         self,
         *,
@@ -115,8 +118,9 @@ class Extent(google.protobuf.message.Message):
         valid_bytes: builtins.int = ...,
         digest: builtins.int = ...,
         sealed: builtins.bool = ...,
+        token: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "length_bytes", b"length_bytes", "sealed", b"sealed", "valid_bytes", b"valid_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "length_bytes", b"length_bytes", "sealed", b"sealed", "token", b"token", "valid_bytes", b"valid_bytes"]) -> None: ...
 
 global___Extent = Extent
 
@@ -193,8 +197,11 @@ class WorkingBlock(google.protobuf.message.Message):
     BLOCK_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
+    token: builtins.bytes
+    """as in Extent, for writing"""
     @property
     def worker(self) -> global___WorkerAddress: ...
     def __init__(
@@ -203,9 +210,10 @@ class WorkingBlock(google.protobuf.message.Message):
         block: builtins.int = ...,
         generation: builtins.int = ...,
         worker: global___WorkerAddress | None = ...,
+        token: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "token", b"token", "worker", b"worker"]) -> None: ...
 
 global___WorkingBlock = WorkingBlock
 

@@ -204,10 +204,13 @@ class ResolveRequest(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
     NO_FOLLOW_FIELD_NUMBER: builtins.int
+    ACCESS_FIELD_NUMBER: builtins.int
     path: builtins.bytes
     """absolute, at most 4096 bytes"""
     no_follow: builtins.bool
     """do not follow a symlink in the last component"""
+    access: builtins.int
+    """as of access(2), R_OK 4, W_OK 2: EACCES where the caller may not"""
     @property
     def context(self) -> hearthfs.proto.common_pb2.Context: ...
     def __init__(
@@ -216,9 +219,10 @@ class ResolveRequest(google.protobuf.message.Message):
         context: hearthfs.proto.common_pb2.Context | None = ...,
         path: builtins.bytes = ...,
         no_follow: builtins.bool = ...,
+        access: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "no_follow", b"no_follow", "path", b"path"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["access", b"access", "context", b"context", "no_follow", b"no_follow", "path", b"path"]) -> None: ...
 
 global___ResolveRequest = ResolveRequest
 
@@ -483,6 +487,7 @@ class LookupManyReply(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     VALID_BYTES_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
     found: builtins.bytes
     directory: builtins.int
     """its inode; 0 when it does not exist"""
@@ -506,6 +511,10 @@ class LookupManyReply(google.protobuf.message.Message):
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hearthfs.proto.common_pb2.WorkerAddress]: ...
     @property
     def valid_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """as in Extent; none for callers whose permissions are not checked"""
+
     def __init__(
         self,
         *,
@@ -520,10 +529,52 @@ class LookupManyReply(google.protobuf.message.Message):
         workers: collections.abc.Iterable[hearthfs.proto.common_pb2.WorkerAddress] | None = ...,
         valid_bytes: collections.abc.Iterable[builtins.int] | None = ...,
         directory: builtins.int = ...,
+        tokens: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "digests", b"digests", "directory", b"directory", "found", b"found", "generations", b"generations", "inodes", b"inodes", "lengths_bytes", b"lengths_bytes", "sizes_bytes", b"sizes_bytes", "valid_bytes", b"valid_bytes", "worker_indexes", b"worker_indexes", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "digests", b"digests", "directory", b"directory", "found", b"found", "generations", b"generations", "inodes", b"inodes", "lengths_bytes", b"lengths_bytes", "sizes_bytes", b"sizes_bytes", "tokens", b"tokens", "valid_bytes", b"valid_bytes", "worker_indexes", b"worker_indexes", "workers", b"workers"]) -> None: ...
 
 global___LookupManyReply = LookupManyReply
+
+@typing.final
+class SignBlocksRequest(google.protobuf.message.Message):
+    """New block tokens for those that will expire: the caller's own working blocks, and blocks of files that it may read."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    @property
+    def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+        blocks: collections.abc.Iterable[global___BlockKey] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "context", b"context"]) -> None: ...
+
+global___SignBlocksRequest = SignBlocksRequest
+
+@typing.final
+class SignBlocksReply(google.protobuf.message.Message):
+    """One for each block, empty where the caller has no right to it (any more)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: builtins.int
+    @property
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        tokens: collections.abc.Iterable[builtins.bytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tokens", b"tokens"]) -> None: ...
+
+global___SignBlocksReply = SignBlocksReply
 
 @typing.final
 class MutateRequest(google.protobuf.message.Message):
@@ -1270,19 +1321,43 @@ class RegisterWorkerReply(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     CLUSTER_ID_FIELD_NUMBER: builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: builtins.int
+    BLOCK_SECRETS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     cluster_id: builtins.str
     heartbeat_ms: builtins.int
+    @property
+    def block_secrets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockSecret]:
+        """by which the worker knows the master's block tokens"""
+
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
         cluster_id: builtins.str = ...,
         heartbeat_ms: builtins.int = ...,
+        block_secrets: collections.abc.Iterable[global___BlockSecret] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "cluster_id", b"cluster_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms"]) -> None: ...
 
 global___RegisterWorkerReply = RegisterWorkerReply
+
+@typing.final
+class BlockSecret(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    secret: builtins.bytes
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        secret: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "secret", b"secret"]) -> None: ...
+
+global___BlockSecret = BlockSecret
 
 @typing.final
 class Disk(google.protobuf.message.Message):
@@ -1364,6 +1439,7 @@ class HeartbeatReply(google.protobuf.message.Message):
     DELETE_FIELD_NUMBER: builtins.int
     REPORT_ALL_FIELD_NUMBER: builtins.int
     REGISTER_FIELD_NUMBER: builtins.int
+    BLOCK_SECRETS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     report_all: builtins.bool
     """send a full report"""
@@ -1371,6 +1447,8 @@ class HeartbeatReply(google.protobuf.message.Message):
     """the master does not know this worker or incarnation: register again"""
     @property
     def delete(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]: ...
+    @property
+    def block_secrets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockSecret]: ...
     def __init__(
         self,
         *,
@@ -1378,8 +1456,9 @@ class HeartbeatReply(google.protobuf.message.Message):
         delete: collections.abc.Iterable[global___BlockKey] | None = ...,
         report_all: builtins.bool = ...,
         register: builtins.bool = ...,
+        block_secrets: collections.abc.Iterable[global___BlockSecret] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["delete", b"delete", "epoch", b"epoch", "register", b"register", "report_all", b"report_all"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "delete", b"delete", "epoch", b"epoch", "register", b"register", "report_all", b"report_all"]) -> None: ...
 
 global___HeartbeatReply = HeartbeatReply
 

@@ -80,6 +80,11 @@ class MasterStub(object):
                 request_serializer=hearthfs_dot_proto_dot_master__pb2.LookupManyRequest.SerializeToString,
                 response_deserializer=hearthfs_dot_proto_dot_master__pb2.LookupManyReply.FromString,
                 _registered_method=True)
+        self.SignBlocks = channel.unary_unary(
+                '/hearthfs.v1.Master/SignBlocks',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.SignBlocksRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.SignBlocksReply.FromString,
+                _registered_method=True)
         self.Mutate = channel.unary_unary(
                 '/hearthfs.v1.Master/Mutate',
                 request_serializer=hearthfs_dot_proto_dot_master__pb2.MutateRequest.SerializeToString,
@@ -166,6 +171,12 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LookupMany(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SignBlocks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,6 +269,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.LookupMany,
                     request_deserializer=hearthfs_dot_proto_dot_master__pb2.LookupManyRequest.FromString,
                     response_serializer=hearthfs_dot_proto_dot_master__pb2.LookupManyReply.SerializeToString,
+            ),
+            'SignBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignBlocks,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.SignBlocksRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.SignBlocksReply.SerializeToString,
             ),
             'Mutate': grpc.unary_unary_rpc_method_handler(
                     servicer.Mutate,
@@ -533,6 +549,33 @@ class Master(object):
             '/hearthfs.v1.Master/LookupMany',
             hearthfs_dot_proto_dot_master__pb2.LookupManyRequest.SerializeToString,
             hearthfs_dot_proto_dot_master__pb2.LookupManyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearthfs.v1.Master/SignBlocks',
+            hearthfs_dot_proto_dot_master__pb2.SignBlocksRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.SignBlocksReply.FromString,
             options,
             channel_credentials,
             insecure,

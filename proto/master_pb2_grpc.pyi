@@ -69,6 +69,11 @@ class MasterStub:
         hearthfs.proto.master_pb2.LookupManyReply,
     ]
 
+    SignBlocks: grpc.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.SignBlocksRequest,
+        hearthfs.proto.master_pb2.SignBlocksReply,
+    ]
+
     Mutate: grpc.UnaryUnaryMultiCallable[
         hearthfs.proto.master_pb2.MutateRequest,
         hearthfs.proto.master_pb2.MutateReply,
@@ -149,6 +154,11 @@ class MasterAsyncStub:
     LookupMany: grpc.aio.UnaryUnaryMultiCallable[
         hearthfs.proto.master_pb2.LookupManyRequest,
         hearthfs.proto.master_pb2.LookupManyReply,
+    ]
+
+    SignBlocks: grpc.aio.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.SignBlocksRequest,
+        hearthfs.proto.master_pb2.SignBlocksReply,
     ]
 
     Mutate: grpc.aio.UnaryUnaryMultiCallable[
@@ -250,6 +260,13 @@ class MasterServicer(metaclass=abc.ABCMeta):
         request: hearthfs.proto.master_pb2.LookupManyRequest,
         context: _ServicerContext,
     ) -> typing.Union[hearthfs.proto.master_pb2.LookupManyReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.LookupManyReply]]: ...
+
+    @abc.abstractmethod
+    def SignBlocks(
+        self,
+        request: hearthfs.proto.master_pb2.SignBlocksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hearthfs.proto.master_pb2.SignBlocksReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.SignBlocksReply]]: ...
 
     @abc.abstractmethod
     def Mutate(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hearthfs.proto import master_pb2 as hearthfs_dot_proto_dot_master__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhearthfs/proto/worker.proto\x12\x0bhearthfs.v1\x1a\x1bhearthfs/proto/master.proto\"\\\n\x0bReadRequest\x12\r\n\x05\x62lock\x18\x01 \x01(\x06\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\"R\n\nReadHeader\x12\x1a\n\x12\x62lock_length_bytes\x18\x01 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tchecksums\x18\x03 \x01(\x0c\"s\n\x0bWriteHeader\x12\r\n\x05\x62lock\x18\x01 \x01(\x06\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cpayload_xxh3\x18\x05 \x01(\x06\"\"\n\nWriteReply\x12\x14\n\x0clength_bytes\x18\x01 \x01(\x04\"\xe2\x02\n\x0e\x43ontrolRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\'\n\x04open\x18\n \x01(\x0b\x32\x17.hearthfs.v1.OpenBlocksH\x00\x12+\n\x06\x63reate\x18\x0b \x01(\x0b\x32\x19.hearthfs.v1.CreateBlocksH\x00\x12+\n\x06\x63ommit\x18\x0c \x01(\x0b\x32\x19.hearthfs.v1.CommitBlocksH\x00\x12-\n\x07\x64iscard\x18\r \x01(\x0b\x32\x1a.hearthfs.v1.DiscardBlocksH\x00\x12(\n\x05\x66\x65tch\x18\x0e \x01(\x0b\x32\x17.hearthfs.v1.FetchBlockH\x00\x12#\n\x05renew\x18\x0f \x01(\x0b\x32\x12.hearthfs.v1.RenewH\x00\x12#\n\x05hello\x18\x10 \x01(\x0b\x32\x12.hearthfs.v1.HelloH\x00\x42\x04\n\x02op\"\xca\x01\n\x0c\x43ontrolReply\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x65rrnos\x18\x02 \x03(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12&\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x16.hearthfs.v1.BlockFile\x12\x10\n\x08lease_id\x18\x05 \x01(\x06\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x12\n\nfd_indexes\x18\x07 \x03(\r\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x12\n\ncluster_id\x18\t \x01(\t\"Y\n\tBlockFile\x12\x14\n\x0clength_bytes\x18\x01 \x01(\x04\x12\x11\n\tchecksums\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\x12\x13\n\x0blimit_bytes\x18\x04 \x01(\x04\"\x07\n\x05Hello\"3\n\nOpenBlocks\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.hearthfs.v1.BlockKey\"s\n\x0c\x43reateBlocks\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.hearthfs.v1.BlockKey\x12(\n\tcopy_from\x18\x02 \x01(\x0b\x32\x15.hearthfs.v1.BlockKey\x12\x12\n\ncopy_bytes\x18\x03 \x01(\x04\"D\n\x0c\x43ommitBlocks\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.hearthfs.v1.CommitItem\x12\x0c\n\x04sync\x18\x02 \x01(\x08\"Y\n\nCommitItem\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.hearthfs.v1.BlockKey\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x11\n\tchecksums\x18\x03 \x01(\x0c\"6\n\rDiscardBlocks\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.hearthfs.v1.BlockKey\"g\n\nFetchBlock\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.hearthfs.v1.BlockKey\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\x12\x0f\n\x07sources\x18\x04 \x03(\t\"\x19\n\x05Renew\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\"\x0e\n\x0cStatsRequest\"\x13\n\x11ListBlocksRequest\"\xaf\x01\n\nStatsReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12 \n\x05\x64isks\x18\x05 \x03(\x0b\x32\x11.hearthfs.v1.Disk\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x16\n\x0eworking_blocks\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\x04\x32\xd2\x01\n\x06Worker\x12\x41\n\x07\x43ontrol\x12\x1b.hearthfs.v1.ControlRequest\x1a\x19.hearthfs.v1.ControlReply\x12;\n\x05Stats\x12\x19.hearthfs.v1.StatsRequest\x1a\x17.hearthfs.v1.StatsReply\x12H\n\nListBlocks\x12\x1e.hearthfs.v1.ListBlocksRequest\x1a\x18.hearthfs.v1.BlockReport0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhearthfs/proto/worker.proto\x12\x0bhearthfs.v1\x1a\x1bhearthfs/proto/master.proto\"}\n\x0bReadRequest\x12\r\n\x05\x62lock\x18\x01 \x01(\x06\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\x12\r\n\x05token\x18\x64 \x01(\x0c\x12\x10\n\x08lease_id\x18\x65 \x01(\x06\"R\n\nReadHeader\x12\x1a\n\x12\x62lock_length_bytes\x18\x01 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tchecksums\x18\x03 \x01(\x0c\"\x82\x01\n\x0bWriteHeader\x12\r\n\x05\x62lock\x18\x01 \x01(\x06\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cpayload_xxh3\x18\x05 \x01(\x06\x12\r\n\x05token\x18\x64 \x01(\x0c\"\"\n\nWriteReply\x12\x14\n\x0clength_bytes\x18\x01 \x01(\x04\"\xf2\x02\n\x0e\x43ontrolRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x64 \x03(\x0c\x12\'\n\x04open\x18\n \x01(\x0b\x32\x17.hearthfs.v1.OpenBlocksH\x00\x12+\n\x06\x63reate\x18\x0b \x01(\x0b\x32\x19.hearthfs.v1.CreateBlocksH\x00\x12+\n\x06\x63ommit\x18\x0c \x01(\x0b\x32\x19.hearthfs.v1.CommitBlocksH\x00\x12-\n\x07\x64iscard\x18\r \x01(\x0b\x32\x1a.hearthfs.v1.DiscardBlocksH\x00\x12(\n\x05\x66\x65tch\x18\x0e \x01(\x0b\x32\x17.hearthfs.v1.FetchBlockH\x00\x12#\n\x05renew\x18\x0f \x01(\x0b\x32\x12.hearthfs.v1.RenewH\x00\x12#\n\x05hello\x18\x10 \x01(\x0b\x32\x12.hearthfs.v1.HelloH\x00\x42\x04\n\x02op\"\xca\x01\n\x0c\x43ontrolReply\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x65rrnos\x18\x02 \x03(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12&\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x16.hearthfs.v1.BlockFile\x12\x10\n\x08lease_id\x18\x05 \x01(\x06\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x12\n\nfd_indexes\x18\x07 \x03(\r\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x12\n\ncluster_id\x18\t \x01(\t\"Y\n\tBlockFile\x12\x14\n\x0clength_bytes\x18\x01 \x01(\x04\x12\x11\n\tchecksums\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\x12\x13\n\x0blimit_bytes\x18\x04 \x01(\x04\"\x07\n\x05Hello\"3\n\nOpenBlocks\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.hearthfs.v1.BlockKey\"s\n\x0c\x43reateBlocks\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.hearthfs.v1.BlockKey\x12(\n\tcopy_from\x18\x02 \x01(\x0b\x32\x15.hearthfs.v1.BlockKey\x12\x12\n\ncopy_bytes\x18\x03 \x01(\x04\"D\n\x0c\x43ommitBlocks\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.hearthfs.v1.CommitItem\x12\x0c\n\x04sync\x18\x02 \x01(\x08\"Y\n\nCommitItem\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.hearthfs.v1.BlockKey\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x11\n\tchecksums\x18\x03 \x01(\x0c\"6\n\rDiscardBlocks\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.hearthfs.v1.BlockKey\"g\n\nFetchBlock\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.hearthfs.v1.BlockKey\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\x12\x0f\n\x07sources\x18\x04 \x03(\t\"\x19\n\x05Renew\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\"\x0e\n\x0cStatsRequest\"\x13\n\x11ListBlocksRequest\"\xaf\x01\n\nStatsReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12 \n\x05\x64isks\x18\x05 \x03(\x0b\x32\x11.hearthfs.v1.Disk\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x16\n\x0eworking_blocks\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\x04\x32\xd2\x01\n\x06Worker\x12\x41\n\x07\x43ontrol\x12\x1b.hearthfs.v1.ControlRequest\x1a\x19.hearthfs.v1.ControlReply\x12;\n\x05Stats\x12\x19.hearthfs.v1.StatsRequest\x1a\x17.hearthfs.v1.StatsReply\x12H\n\nListBlocks\x12\x1e.hearthfs.v1.ListBlocksRequest\x1a\x18.hearthfs.v1.BlockReport0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,41 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hearthfs.proto.worker_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_READREQUEST']._serialized_start=73
-  _globals['_READREQUEST']._serialized_end=165
-  _globals['_READHEADER']._serialized_start=167
-  _globals['_READHEADER']._serialized_end=249
-  _globals['_WRITEHEADER']._serialized_start=251
-  _globals['_WRITEHEADER']._serialized_end=366
-  _globals['_WRITEREPLY']._serialized_start=368
-  _globals['_WRITEREPLY']._serialized_end=402
-  _globals['_CONTROLREQUEST']._serialized_start=405
-  _globals['_CONTROLREQUEST']._serialized_end=759
-  _globals['_CONTROLREPLY']._serialized_start=762
-  _globals['_CONTROLREPLY']._serialized_end=964
-  _globals['_BLOCKFILE']._serialized_start=966
-  _globals['_BLOCKFILE']._serialized_end=1055
-  _globals['_HELLO']._serialized_start=1057
-  _globals['_HELLO']._serialized_end=1064
-  _globals['_OPENBLOCKS']._serialized_start=1066
-  _globals['_OPENBLOCKS']._serialized_end=1117
-  _globals['_CREATEBLOCKS']._serialized_start=1119
-  _globals['_CREATEBLOCKS']._serialized_end=1234
-  _globals['_COMMITBLOCKS']._serialized_start=1236
-  _globals['_COMMITBLOCKS']._serialized_end=1304
-  _globals['_COMMITITEM']._serialized_start=1306
-  _globals['_COMMITITEM']._serialized_end=1395
-  _globals['_DISCARDBLOCKS']._serialized_start=1397
-  _globals['_DISCARDBLOCKS']._serialized_end=1451
-  _globals['_FETCHBLOCK']._serialized_start=1453
-  _globals['_FETCHBLOCK']._serialized_end=1556
-  _globals['_RENEW']._serialized_start=1558
-  _globals['_RENEW']._serialized_end=1583
-  _globals['_STATSREQUEST']._serialized_start=1585
-  _globals['_STATSREQUEST']._serialized_end=1599
-  _globals['_LISTBLOCKSREQUEST']._serialized_start=1601
-  _globals['_LISTBLOCKSREQUEST']._serialized_end=1620
-  _globals['_STATSREPLY']._serialized_start=1623
-  _globals['_STATSREPLY']._serialized_end=1798
-  _globals['_WORKER']._serialized_start=1801
-  _globals['_WORKER']._serialized_end=2011
+  _globals['_READREQUEST']._serialized_end=198
+  _globals['_READHEADER']._serialized_start=200
+  _globals['_READHEADER']._serialized_end=282
+  _globals['_WRITEHEADER']._serialized_start=285
+  _globals['_WRITEHEADER']._serialized_end=415
+  _globals['_WRITEREPLY']._serialized_start=417
+  _globals['_WRITEREPLY']._serialized_end=451
+  _globals['_CONTROLREQUEST']._serialized_start=454
+  _globals['_CONTROLREQUEST']._serialized_end=824
+  _globals['_CONTROLREPLY']._serialized_start=827
+  _globals['_CONTROLREPLY']._serialized_end=1029
+  _globals['_BLOCKFILE']._serialized_start=1031
+  _globals['_BLOCKFILE']._serialized_end=1120
+  _globals['_HELLO']._serialized_start=1122
+  _globals['_HELLO']._serialized_end=1129
+  _globals['_OPENBLOCKS']._serialized_start=1131
+  _globals['_OPENBLOCKS']._serialized_end=1182
+  _globals['_CREATEBLOCKS']._serialized_start=1184
+  _globals['_CREATEBLOCKS']._serialized_end=1299
+  _globals['_COMMITBLOCKS']._serialized_start=1301
+  _globals['_COMMITBLOCKS']._serialized_end=1369
+  _globals['_COMMITITEM']._serialized_start=1371
+  _globals['_COMMITITEM']._serialized_end=1460
+  _globals['_DISCARDBLOCKS']._serialized_start=1462
+  _globals['_DISCARDBLOCKS']._serialized_end=1516
+  _globals['_FETCHBLOCK']._serialized_start=1518
+  _globals['_FETCHBLOCK']._serialized_end=1621
+  _globals['_RENEW']._serialized_start=1623
+  _globals['_RENEW']._serialized_end=1648
+  _globals['_STATSREQUEST']._serialized_start=1650
+  _globals['_STATSREQUEST']._serialized_end=1664
+  _globals['_LISTBLOCKSREQUEST']._serialized_start=1666
+  _globals['_LISTBLOCKSREQUEST']._serialized_end=1685
+  _globals['_STATSREPLY']._serialized_start=1688
+  _globals['_STATSREPLY']._serialized_end=1863
+  _globals['_WORKER']._serialized_start=1866
+  _globals['_WORKER']._serialized_end=2076
 # @@protoc_insertion_point(module_scope)

@@ -31,12 +31,18 @@ class ReadRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     LENGTH_BYTES_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
     offset_bytes: builtins.int
     """a multiple of 1 MiB"""
     length_bytes: builtins.int
     """0: to the end"""
+    token: builtins.bytes
+    """where the caller's permissions are checked; see Extent"""
+    lease_id: builtins.int
+    """or a lease on the block that the caller was given"""
     def __init__(
         self,
         *,
@@ -44,8 +50,10 @@ class ReadRequest(google.protobuf.message.Message):
         generation: builtins.int = ...,
         offset_bytes: builtins.int = ...,
         length_bytes: builtins.int = ...,
+        token: builtins.bytes = ...,
+        lease_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "length_bytes", b"length_bytes", "offset_bytes", b"offset_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "lease_id", b"lease_id", "length_bytes", b"length_bytes", "offset_bytes", b"offset_bytes", "token", b"token"]) -> None: ...
 
 global___ReadRequest = ReadRequest
 
@@ -83,12 +91,15 @@ class WriteHeader(google.protobuf.message.Message):
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: builtins.int
     PAYLOAD_XXH3_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
     offset_bytes: builtins.int
     payload_bytes: builtins.int
     payload_xxh3: builtins.int
     """of the payload; a mismatch fails the call and leaves the range undefined"""
+    token: builtins.bytes
+    """as in ReadRequest"""
     def __init__(
         self,
         *,
@@ -97,8 +108,9 @@ class WriteHeader(google.protobuf.message.Message):
         offset_bytes: builtins.int = ...,
         payload_bytes: builtins.int = ...,
         payload_xxh3: builtins.int = ...,
+        token: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "offset_bytes", b"offset_bytes", "payload_bytes", b"payload_bytes", "payload_xxh3", b"payload_xxh3"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "offset_bytes", b"offset_bytes", "payload_bytes", b"payload_bytes", "payload_xxh3", b"payload_xxh3", "token", b"token"]) -> None: ...
 
 global___WriteHeader = WriteHeader
 
@@ -124,6 +136,7 @@ class ControlRequest(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TRACE_ID_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
     CREATE_FIELD_NUMBER: builtins.int
     COMMIT_FIELD_NUMBER: builtins.int
@@ -134,6 +147,10 @@ class ControlRequest(google.protobuf.message.Message):
     request_id: builtins.int
     """on the unix socket: matches the reply"""
     trace_id: builtins.str
+    @property
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """one per block in the order of the operation, `copy_from` last; see Extent"""
+
     @property
     def open(self) -> global___OpenBlocks: ...
     @property
@@ -153,6 +170,7 @@ class ControlRequest(google.protobuf.message.Message):
         *,
         request_id: builtins.int = ...,
         trace_id: builtins.str = ...,
+        tokens: collections.abc.Iterable[builtins.bytes] | None = ...,
         open: global___OpenBlocks | None = ...,
         create: global___CreateBlocks | None = ...,
         commit: global___CommitBlocks | None = ...,
@@ -162,7 +180,7 @@ class ControlRequest(google.protobuf.message.Message):
         hello: global___Hello | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["commit", b"commit", "create", b"create", "discard", b"discard", "fetch", b"fetch", "hello", b"hello", "op", b"op", "open", b"open", "renew", b"renew"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["commit", b"commit", "create", b"create", "discard", b"discard", "fetch", b"fetch", "hello", b"hello", "op", b"op", "open", b"open", "renew", b"renew", "request_id", b"request_id", "trace_id", b"trace_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "create", b"create", "discard", b"discard", "fetch", b"fetch", "hello", b"hello", "op", b"op", "open", b"open", "renew", b"renew", "request_id", b"request_id", "tokens", b"tokens", "trace_id", b"trace_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["op", b"op"]) -> typing.Literal["open", "create", "commit", "discard", "fetch", "renew", "hello"] | None: ...
 
 global___ControlRequest = ControlRequest

@@ -65,6 +65,13 @@ class Leases:
                 raise NotFound(f"lease {lease_id:016x} has ended: open the blocks again")
             lease.expires_s = now_s + self.duration_s
 
+    def covers(self, lease_id: int, key: BlockKey, now_s: float) -> bool:
+        """Whether that lease is good, and for this block."""
+        with self._lock:
+            self._drop_expired(now_s)
+            lease = self._leases.get(lease_id)
+            return lease is not None and key in lease.blocks
+
     def borrow(self, key: BlockKey, now_s: float) -> OpenBlock | None:
         """A descriptor of its own for a block under any lease, to be closed by the caller."""
         with self._lock:

@@ -17,6 +17,7 @@ from ..common.telemetry import Health, TelemetryServer, configure_logging, get_l
 from ..common.types import PROTOCOL
 from ..common.version import VERSION
 from ..proto import master_pb2, worker_pb2
+from .access import Access
 from .block_store import BlockStore
 from .control import Control
 from .disk import Disk
@@ -106,8 +107,10 @@ class Worker:
         about = worker_pb2.StatsReply(
             worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=VERSION
         )
+        access = Access(lambda: link.block_secrets, leases, self._clock)
         door.start(
-            WorkerService(control, store, leases, about), BlockStreams(store, leases, self._clock, self._metrics)
+            WorkerService(control, store, leases, about, access),
+            BlockStreams(store, leases, self._clock, self._metrics, access),
         )
         local.start(control)
         link.start(store)

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import grpc
 
+from ..common import block_tokens
+from ..common.block_tokens import Secret
 from ..common.clock import Clock
 from ..common.credentials import Connect, plain
 from ..common.errors import HearthError, StaleEpoch, Unavailable, WrongCluster, from_rpc_error
@@ -42,6 +44,7 @@ class MasterLink:
     """
     Attributes:
         healthy: the last call was answered.
+        block_secrets: by which the master's block tokens are known, by number.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class MasterLink:
         self.address = address
         self.healthy = False
         self.epoch = 0
+        self.block_secrets: dict[int, Secret] = {}
         self._identity = request
         self._changes = changes
         self._clock = clock
@@ -98,6 +102,7 @@ class MasterLink:
             )
         self._see_epoch(reply.epoch)
         self._identity.cluster_id = reply.cluster_id
+        self._learn_secrets(reply.block_secrets)
         self._heartbeat_s = max(0.05, reply.heartbeat_ms / 1000)
         self._registered = True
         self._report_due = True
@@ -213,6 +218,7 @@ class MasterLink:
             CALL_TIMEOUT_S,
         )
         self._see_epoch(reply.epoch)
+        self._learn_secrets(reply.block_secrets)
         if reply.register:
             self._registered = False
             self.nudge()
@@ -274,6 +280,11 @@ class MasterLink:
 
     def _context(self) -> common_pb2.Context:
         return common_pb2.Context(epoch=self.epoch)
+
+    def _learn_secrets(self, listed: Iterable[master_pb2.BlockSecret]) -> None:
+        """A master of an older version has none; then those that were known stay."""
+        found = block_tokens.by_number(Secret(each.number, each.secret) for each in listed)
+        self.block_secrets = found or self.block_secrets
 
     def _see_epoch(self, epoch: int) -> None:
         """

@@ -14,7 +14,7 @@ import grpc
 import xxhash
 
 from ..common import checksums, data_stream
-from ..common.clock import Clock
+from ..common.clock import Clock, SystemClock
 from ..common.credentials import Credentials, Unchecked
 from ..common.errors import (
     BlockCorrupt,
@@ -29,6 +29,7 @@ from ..common.gate import Gate
 from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import FILE_MAX_BYTES, BlockKey
 from ..proto import master_pb2, worker_pb2, worker_pb2_grpc
+from .access import Access
 from .block_store import BlockStore
 from .control import Control
 from .disk import OpenBlock
@@ -45,7 +46,10 @@ log = get_logger("hearthfs.worker.service")
 class BlockStreams:
     """Read and Write of ``common.data_stream`` over a store."""
 
-    def __init__(self, store: BlockStore, leases: Leases, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, store: BlockStore, leases: Leases, clock: Clock, metrics: Metrics, access: Access | None = None
+    ) -> None:
+        self._access = access or Access(dict, leases, clock)
         self._store = store
         self._leases = leases
         self._clock = clock
@@ -54,8 +58,9 @@ class BlockStreams:
     def read(self, request: worker_pb2.ReadRequest) -> tuple[worker_pb2.ReadHeader, Iterator[bytes]]:
         """
         Raises:
-            NotFound, BlockMissing, BlockCorrupt, InvalidArgument.
+            AccessDenied, NotFound, BlockMissing, BlockCorrupt, InvalidArgument.
         """
+        self._access.read(request)
         key = BlockKey(request.block, request.generation)
         held = self._open(key)
         try:
@@ -105,8 +110,9 @@ class BlockStreams:
     def write(self, header: worker_pb2.WriteHeader, messages: Iterator[bytes]) -> worker_pb2.WriteReply:
         """
         Raises:
-            NoSpace, Exists, FileTooBig, InvalidArgument, BlockCorrupt (the payload is not what was sent).
+            AccessDenied, NoSpace, Exists, FileTooBig, InvalidArgument, BlockCorrupt (the payload is not what was sent).
         """
+        self._access.write(header)
         key = BlockKey(header.block, header.generation)
         if header.offset_bytes + header.payload_bytes > FILE_MAX_BYTES:
             raise FileTooBig(f"block {key}: a block has at most {FILE_MAX_BYTES} bytes")
@@ -130,7 +136,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         about: the parts of ``StatsReply`` that never change.
     """
 
-    def __init__(self, control: Control, store: BlockStore, leases: Leases, about: worker_pb2.StatsReply) -> None:
+    def __init__(
+        self,
+        control: Control,
+        store: BlockStore,
+        leases: Leases,
+        about: worker_pb2.StatsReply,
+        access: Access | None = None,
+    ) -> None:
+        self._access = access or Access(dict, leases, SystemClock())
         self._control = control
         self._store = store
         self._leases = leases
@@ -140,6 +154,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> worker_pb2.ControlReply:
         try:
+            self._access.control(request)
             return self._control.handle(request, "grpc").reply
         except HearthError as error:
             _abort(context, error)

@@ -13,6 +13,7 @@ the processes it started and takes away the mounts it made.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import random
@@ -25,8 +26,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from hearthfs.cli import authority
 from hearthfs.cli import mountpoint as mountpoints
 from hearthfs.cli.supervisor import Daemon, hearth_command
+from hearthfs.common.credentials import TLS_DIRECTORY_VARIABLE
 from hearthfs.common.errors import HearthError
 
 if TYPE_CHECKING:
@@ -68,6 +71,7 @@ class Cluster:
             travel as environment variables.
         environment: variables for all daemons.
         telemetry: give each daemon a telemetry port; see ``telemetry_url``.
+        tls: certificates of the cluster's own authority instead of the token; see ``certificate``.
         ready_s: how long one daemon may take until it is ready.
         start: start everything on entry; else the caller does, by name.
     """
@@ -84,6 +88,7 @@ class Cluster:
         settings: Overrides | None = None,
         environment: Mapping[str, str] | None = None,
         telemetry: bool = False,
+        tls: bool = False,
         ready_s: float = 30.0,
         start: bool = True,
     ) -> None:
@@ -94,6 +99,9 @@ class Cluster:
         self.ready_s = ready_s
         self._settings: dict[str, dict[str, object]] = {name: dict(values) for name, values in (settings or {}).items()}
         self._environment = dict(environment or {})
+        self.tls = tls
+        if tls:
+            authority.found(self.directory / "authority", "test", datetime.datetime.now(datetime.UTC))
         self._start = start
         self._sockets = Path(tempfile.mkdtemp(prefix="hearth-"))  # a socket's path has at most 107 bytes
         self._clients: list[Client] = []
@@ -133,6 +141,17 @@ class Cluster:
     def socket(self, node: int = 1) -> Path | None:
         """Unix socket of the node's worker; None on a client-only node."""
         return self._sockets / f"worker{node}.sock" if node <= self.workers else None
+
+    def certificate(self, name: str, days: float = 1.0) -> Path:
+        """Directory with the certificate of that name ("admin", "node node1", "user 1000 1000"); made when missing."""
+        directory = self.directory / "certificates" / name.replace(" ", "-")
+        if not (directory / "cert.pem").exists():
+            authority.issue(self.directory / "authority", directory, name, days, datetime.datetime.now(datetime.UTC))
+        return directory
+
+    def _shown(self, name: str) -> dict[str, str]:
+        """Variables that tell a program what to show. ``name`` is as for ``certificate``."""
+        return {TLS_DIRECTORY_VARIABLE: str(self.certificate(name))} if self.tls else {}
 
     def log(self, name: str) -> Path:
         return self.directory / "log" / f"{name}.log"
@@ -177,7 +196,9 @@ class Cluster:
         kind = name.rstrip("0123456789")
         chosen = {**self._settings.get(kind, {}), **self._settings.get(name, {})}
         own = {f"HEARTH_{kind.upper()}_{key.upper()}": str(value) for key, value in chosen.items()}
-        return {"HEARTH_CONFIG": os.devnull, "PYTHONFAULTHANDLER": "1", **self._environment, **own}
+        node = name.lstrip("abcdefghijklmnopqrstuvwxyz")
+        shown = self._shown("master" if kind == "master" else f"node node{node}")
+        return {"HEARTH_CONFIG": os.devnull, "PYTHONFAULTHANDLER": "1", **shown, **self._environment, **own}
 
     def configure(self, name: str, **settings: object) -> None:
         """Changes settings of one daemon (or add a kind's: "worker"); they hold from its next start."""
@@ -258,18 +279,26 @@ class Cluster:
     # ------------------------------------------------------------ work
 
     def client(self, node: int | None = 1, **settings: Any) -> Client:
-        """An SDK client on that node (None: a node without a worker); closed with the cluster."""
+        """An SDK client on that node (None: a node without a worker); closed with the cluster. With certificates it
+        shows an operator's, unless another ``tls_directory`` is given."""
         from hearthfs.client.client import Client
 
         path = self.socket(node) if node is not None else None
         own = {"node_id": f"node{node}" if node is not None else "nowhere", "worker_socket": str(path) if path else ""}
+        if self.tls:
+            own["tls_directory"] = str(self.certificate("admin"))
         client = Client(self.master_address, **{**own, **settings})
         self._clients.append(client)
         return client
 
     def hearth(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a ``hearth`` command against this cluster."""
-        environment = {**os.environ, "HEARTH_CONFIG": os.devnull, "HEARTH_CLIENT_MASTER": self.master_address}
+        environment = {
+            **os.environ,
+            "HEARTH_CONFIG": os.devnull,
+            "HEARTH_CLIENT_MASTER": self.master_address,
+            **self._shown("admin"),
+        }
         return subprocess.run(
             hearth_command(*arguments),
             **{"env": environment, "capture_output": True, "text": True, "timeout": timeout_s, "check": False}
