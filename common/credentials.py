@@ -13,6 +13,7 @@ All channels and all ports of HearthFS are made here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -185,12 +186,20 @@ def make_token_file(path: Path) -> None:
     if path.exists():
         return
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_directories(path.parent)
         write_secret(path, secrets.token_hex(32).encode() + b"\n")
     except FileExistsError:
         return
     except OSError as error:
         raise SettingsError(f"token file {path}: {error.strerror}: name another with token_file") from None
+
+
+def _make_directories(path: Path) -> None:
+    """Whatever the umask: others may pass through, for a mount point may come to lie below. Raises: OSError."""
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        with contextlib.suppress(FileExistsError):
+            missing.mkdir()
+            missing.chmod(0o755)
 
 
 # ------------------------------------------------------------------ the token

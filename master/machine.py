@@ -12,6 +12,7 @@ Laws:
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -91,10 +92,11 @@ def apply(batch: Batch, request: commands.Request) -> Outcome:
                 return Outcome(known, replayed=True)
             change = Change(txn, now_ns=request.now_ns, client_id=request.client_id)
             try:
+                command = request.command
                 if request.user is not None:
-                    permissions.check(change, request.user, request.command)
-                    permissions.drop_special_bits(change, request.user, request.command)
-                reply = RULES[type(request.command)](change, request.command)
+                    command = permissions.permitted(change, request.user, command)
+                    permissions.drop_special_bits(change, request.user, command)
+                reply = RULES[type(command)](change, command)
             except DataDamaged:
                 raise
             except HearthError as error:
@@ -171,7 +173,7 @@ def replay(batch: Batch, record: journal.Record) -> None:
     """
     try:
         outcome = apply(batch, record.request)
-    except WrongCluster as error:
+    except (WrongCluster, struct.error, OverflowError) as error:  # or numbers that no record can have
         raise DataDamaged(f"journal record {record.number}: {error}") from None
     if outcome.result.error != record.error or outcome.replayed:
         raise DataDamaged(

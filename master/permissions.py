@@ -113,8 +113,8 @@ def as_user(command: commands.AnyCommand, user: User) -> commands.AnyCommand:
     return command
 
 
-def check(view: View, user: User, command: commands.AnyCommand) -> None:
-    """Before the command's own rule. Of a batch, one item that is not allowed fails all.
+def permitted(view: View, user: User, command: commands.AnyCommand) -> commands.AnyCommand:
+    """What is to be applied, if the user may. Of a batch, one item that is not allowed fails all.
 
     Raises:
         AccessDenied (a mode forbids it), NotPermitted (only the owner or an operator may), Stale, NotADirectory.
@@ -123,21 +123,34 @@ def check(view: View, user: User, command: commands.AnyCommand) -> None:
     if rule is None:
         raise NotPermitted(f"{type(command).__name__} is for operators")
     rule(view, user, command)
+    if isinstance(command, commands.Setattr) and command.mode is not None and user.uid:
+        inode = view.inode(command.inode)
+        group = inode.gid if command.gid is None else command.gid
+        if user.gid != group:  # chmod(2): not an error, but nobody hands out groups that are not the user's
+            return msgspec.structs.replace(command, mode=command.mode & ~stat.S_ISGID)
+    return command
 
 
 def drop_special_bits(change: Change, user: User, command: commands.AnyCommand) -> None:
     """Ahead of a command that writes or gives away a file for a user: it is not setuid or setgid any longer."""
-    for number in _written(change, command) if user.uid else ():
+    for number in _written(change, user, command):
         inode = change.find_inode(number)
         if inode is None or not inode.is_regular:
             continue
-        special = inode.mode & stat.S_ISUID | (inode.mode & stat.S_ISGID if inode.mode & stat.S_IXGRP else 0)
+        special = inode.mode & stat.S_ISUID
+        if inode.mode & stat.S_IXGRP or (user.uid and user.gid != inode.gid):
+            special |= inode.mode & stat.S_ISGID
         if special:
             change.put_inode(number, msgspec.structs.replace(inode, mode=inode.mode & ~special))
             change.touch_inode(number, inode.parents)
 
 
-def _written(view: View, command: commands.AnyCommand) -> Iterable[int]:
+def _written(view: View, user: User, command: commands.AnyCommand) -> Iterable[int]:
+    """Files whose bits go. Of uid 0 only those that it gives away."""
+    if isinstance(command, commands.Setattr) and (command.uid is not None or command.gid is not None):
+        return (command.inode,) if command.mode is None else ()
+    if not user.uid:
+        return ()
     if isinstance(command, commands.Publish):
         return (command.item.inode,)
     if isinstance(command, commands.PublishMany):
@@ -145,9 +158,8 @@ def _written(view: View, command: commands.AnyCommand) -> Iterable[int]:
     if isinstance(command, commands.PutMany):
         found = (_dentry(view, command.parent, name) for name in command.names)
         return {dentry.inode for dentry in found if dentry is not None}
-    if isinstance(command, commands.Setattr) and command.mode is None:
-        changes = (command.uid, command.gid, command.size_bytes)
-        return (command.inode,) if any(each is not None for each in changes) else ()
+    if isinstance(command, commands.Setattr) and command.size_bytes is not None and command.mode is None:
+        return (command.inode,)
     return ()
 
 
@@ -233,8 +245,6 @@ def _setattr(view: View, user: User, command: commands.Setattr) -> None:
         raise NotPermitted(f"uid {user.uid} is not in group {command.gid}")
     if any(each is not None for each in (command.mode, command.gid, command.atime_ns, command.mtime_ns)):
         need_owner(inode, user, what)
-    if command.mode is not None and command.mode & stat.S_ISGID and user.uid != 0 and user.gid != inode.gid:
-        raise NotPermitted(f"uid {user.uid} is not in group {inode.gid}; it may not set the setgid bit")
     if command.size_bytes is not None:
         need(inode, user, WRITE, f"truncate inode {command.inode}")
 

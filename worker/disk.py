@@ -127,11 +127,19 @@ class Disk:
         """
         try:
             with contextlib.suppress(FileExistsError):
-                self.path.mkdir(mode=0o755)
+                self.path.mkdir()
+                self.path.chmod(0o755)  # whatever the umask: the socket in it is for the group
                 self._made = True
             self._root_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise SettingsError(f"disk {self.path}: {error.strerror}: give a directory that exists") from None
+        status = os.fstat(self._root_fd)
+        others_write = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()) or others_write:
+            raise SettingsError(
+                f"disk {self.path} (mode {stat.S_IMODE(status.st_mode):04o}, uid {status.st_uid}) could be changed by "
+                f"others: it must belong to uid {os.geteuid()} or root and not be writable by everybody"
+            )
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise SettingsError(f"disk {self.path} is not writable for uid {os.geteuid()}: mend its mode or mount")
         try:
@@ -313,7 +321,10 @@ class Disk:
         """Keeps a bad file for whoever wants to look, and drops the oldest of those beyond ``BAD_FILES_KEPT``."""
         with self.guard(), contextlib.suppress(FileNotFoundError):
             self.calls.rename("move-aside", file_name(key), self._shard(key), file_name(key), self._bad_fd)
-        kept = sorted(os.listdir(self._bad_fd), key=lambda name: os.stat(name, dir_fd=self._bad_fd).st_ctime_ns)
+        kept = sorted(
+            os.listdir(self._bad_fd),
+            key=lambda name: os.stat(name, dir_fd=self._bad_fd, follow_symlinks=False).st_ctime_ns,
+        )
         for name in kept[:-BAD_FILES_KEPT]:
             self.calls.unlink("drop-bad", name, self._bad_fd)
 
@@ -401,4 +412,5 @@ class Disk:
         return Space(limit, used, available)
 
     def _bad_bytes(self) -> int:
-        return sum(real_bytes(os.stat(name, dir_fd=self._bad_fd)) for name in os.listdir(self._bad_fd))
+        names = os.listdir(self._bad_fd)
+        return sum(real_bytes(os.stat(name, dir_fd=self._bad_fd, follow_symlinks=False)) for name in names)

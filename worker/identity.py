@@ -70,7 +70,7 @@ def check(directory: Path, found: Identity, worker_id: str, cluster_id: str) -> 
 def write(calls: OsCalls, directory_fd: int, identity: Identity) -> None:
     """Durable and whole, or not at all."""
     temporary = FILE + ".new"
-    fd = calls.open("write-identity", temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=directory_fd)
+    fd = calls.open("write-identity", temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=directory_fd)
     try:
         calls.pwrite("write-identity", fd, msgspec.json.format(msgspec.json.encode(identity)) + b"\n", 0)
         calls.fsync("write-identity", fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import secrets
 import signal
@@ -171,6 +172,7 @@ def serve(settings: WorkerSettings) -> None:
     # interpreter's last look and the wait itself, and the worker would serve on until the next one.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     configure_logging(settings.log_level, settings.log_format)
+    os.umask(0o077)  # the socket alone is for others, and has its mode set
     _allow_many_files()
     allocation.keep_buffers()
     worker = Worker(settings)
