@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOC_VENV := .venv-protoc
 PYTHON ?= python3
+FUZZ_S ?= 60
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PARTS := cli client common connector fuse_client master worker
 PROTOS := $(wildcard proto/*.proto)
@@ -12,7 +13,7 @@ DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2
 # CPU builds of vLLM bring vision and audio packages that do not match their torch; text models do not need them.
 UNMATCHED := torchvision torchaudio torchcodec
 
-.PHONY: help setup demo test check lint types unit bench proto generated clean
+.PHONY: help setup demo test check lint types unit fuzz bench proto generated clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -62,6 +63,12 @@ unit: setup  ## unit tests only
 	@$(UNIT) $(HALF) >build/unit.log 2>&1 & half=$$!; \
 		$(UNIT) tests/unit $(HALF:%=--ignore=%); rest=$$?; \
 		wait $$half; status=$$?; cat build/unit.log; exit $$((status | rest))
+
+fuzz: setup  ## each fuzz target with coverage for FUZZ_S seconds (60)
+	$(PIP) -e '.[fuzz]'
+	for target in wire journal block-index paths tokens; do \
+		$(BIN)/python -m hearthfs.tests.fuzz.atheris_run $$target -max_total_time=$(FUZZ_S) || exit 1; \
+	done
 
 bench: setup  ## benchmarks, with tables and figures
 	$(PIP) -e '.[bench]'

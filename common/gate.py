@@ -5,7 +5,8 @@ A handler learns who calls it by ``caller()``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -36,6 +37,8 @@ RIGHTS: Mapping[str, frozenset[str]] = {
 """Roles that may call a method. A method that does not stand here is for operators."""
 
 NOBODY = Caller("nobody")
+LOG_EVERY_S = 10.0
+LOGGED_MAX = 1000
 _caller: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 log = get_logger("hearthfs.gate")
 
@@ -45,20 +48,47 @@ def caller() -> Caller:
     return _caller.get()
 
 
-def admit(credentials: Credentials, method: str, context: Any) -> Caller:
+class Refusals:
+    """Counts every call that was refused, and logs it: of the same caller and method one line in ``LOG_EVERY_S``, so
+    that nobody fills the log. ``count`` gets the kind of the error. Thread-safe enough: a line more does no harm."""
+
+    def __init__(self, count: Callable[[str], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._count = count
+        self._monotonic_s = monotonic_s
+        self._logged_s: dict[tuple[str, str], float] = {}
+
+    def note(self, error: HearthError, method: str, caller_name: str, peer: str) -> None:
+        kind, now_s = type(error).__name__, self._monotonic_s()
+        self._count(kind)
+        key = (method, caller_name)
+        if now_s - self._logged_s.get(key, -LOG_EVERY_S) < LOG_EVERY_S:
+            return
+        if len(self._logged_s) >= LOGGED_MAX:
+            self._logged_s.clear()
+        self._logged_s[key] = now_s
+        log.warning("call-refused", method=method, caller=caller_name, peer=peer, error=kind, reason=str(error))
+
+
+def admit(credentials: Credentials, refusals: Refusals, method: str, context: Any) -> Caller:
     """Raises: Unauthenticated, NotPermitted."""
-    found = credentials.caller(method, context)
-    if found.role not in RIGHTS.get(method, OPERATORS):
-        log.warning("call-refused", method=method, caller=found.name, peer=context.peer())
-        raise NotPermitted(f"{method} is not for {found.role} certificates")
+    name = ""
+    try:
+        found = credentials.caller(method, context)
+        name = found.name
+        if found.role not in RIGHTS.get(method, OPERATORS):
+            raise NotPermitted(f"{method} is not for {found.role} certificates")
+    except HearthError as error:
+        refusals.note(error, method, name, context.peer())
+        raise
     return found
 
 
 class Gate(grpc.ServerInterceptor):
     """For servers with threads."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, count: Callable[[str], None] = lambda _: None) -> None:
         self._credentials = credentials
+        self._refusals = Refusals(count)
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
@@ -94,7 +124,7 @@ class Gate(grpc.ServerInterceptor):
 
     def _admit(self, method: str, context: Any) -> Caller:
         try:
-            return admit(self._credentials, method, context)
+            return admit(self._credentials, self._refusals, method, context)
         except HearthError as error:
             context.set_trailing_metadata(to_trailing_metadata(error))
             context.abort(error.code, str(error))
@@ -104,8 +134,9 @@ class Gate(grpc.ServerInterceptor):
 class AsyncGate(grpc.aio.ServerInterceptor):
     """For asyncio servers whose handlers are coroutines, streams included (``context.read``, ``context.write``)."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, count: Callable[[str], None] = lambda _: None) -> None:
         self._credentials = credentials
+        self._refusals = Refusals(count)
         self._handlers: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -130,7 +161,7 @@ class AsyncGate(grpc.aio.ServerInterceptor):
 
         async def call(request: Any, context: Any) -> Any:
             try:
-                _caller.set(admit(self._credentials, method, context))
+                _caller.set(admit(self._credentials, self._refusals, method, context))
             except HearthError as error:
                 await context.abort(error.code, str(error), to_trailing_metadata(error))
             return await inner(request, context)  # each call has a task, and so a context, of its own

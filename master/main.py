@@ -20,6 +20,7 @@ from ..common.gate import AsyncGate
 from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..proto import master_pb2_grpc
+from . import metrics
 from .core import Core
 from .service import MasterService
 from .settings import MasterSettings
@@ -49,7 +50,9 @@ class MasterServer:
         self._clock = clock or SystemClock()
         self._credentials = shown or credentials.load(settings, serves=True)
         self._server = grpc.aio.server(
-            options=SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX, interceptors=[AsyncGate(self._credentials)]
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=CALLS_MAX,
+            interceptors=[AsyncGate(self._credentials, lambda error: metrics.REFUSED.labels(error).inc())],
         )
         self._telemetry: TelemetryServer | None = None
         self._store: LmdbStore | None = None

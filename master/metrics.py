@@ -8,6 +8,7 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 RPCS = Counter("hearth_master_rpcs_total", "Calls answered.", ["method", "result"])
+REFUSED = Counter("hearth_master_calls_refused_total", "Calls without (enough) rights.", ["error"])
 RPC_SECONDS = Histogram("hearth_master_rpc_seconds", "Time to answer a call.", ["method"], buckets=_SECONDS)
 COMMITS = Counter("hearth_master_commits_total", "Transactions made durable.")
 COMMANDS_PER_COMMIT = Histogram("hearth_master_commands_per_commit", "Group commit.", buckets=_COUNTS)

@@ -81,7 +81,9 @@ class Worker:
             disks.append(disk)
         known = _one_cluster(disks) or settings.cluster_id
         undo.callback(leases.close)
-        door = GrpcDoor(settings.listen, settings.rpc_threads, settings.stream_timeout_s, self._credentials)
+        door = GrpcDoor(
+            settings.listen, settings.rpc_threads, settings.stream_timeout_s, self._credentials, self._refused
+        )
         undo.callback(door.stop, STOP_GRACE_S)
         local = LocalSocket(settings.socket_path, settings.max_connections)
         undo.callback(local.stop)
@@ -157,6 +159,9 @@ class Worker:
             link.scan_done()
         while not self._stopping.wait(SWEEP_S):
             leases.expire(self._clock.monotonic_s())
+
+    def _refused(self, error: str) -> None:
+        self._metrics.refused.labels(error).inc()
 
     def stop(self) -> None:
         self._undo.close()

@@ -20,6 +20,7 @@ class Metrics:
         self.read_bytes = self._counter("read_bytes", "Payload bytes sent to readers.", "door")
         self.written_bytes = self._counter("written_bytes", "Payload bytes taken from writers.", "door")
         self.requests = self._counter("requests", "Control requests by operation.", "door", "op")
+        self.refused = self._counter("calls_refused", "Calls by gRPC without (enough) rights.", "error")
         self.errors = self._counter("errors", "Blocks of control requests that failed, by errno.", "errno")
         self.fetched_bytes = self._counter("fetched_bytes", "Bytes brought here from other workers.")
         self.heartbeat_failures = self._counter("heartbeat_failures", "Calls to the master that failed.")

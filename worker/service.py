@@ -242,13 +242,21 @@ class GrpcDoor:
 
     Args:
         credentials: None: nobody is asked for any, in tests of what lies behind the gate.
+        refused: gets the kind of error of each call that was refused.
 
     Raises:
         Conflict: the port is in use.
         SettingsError: the address is not ours.
     """
 
-    def __init__(self, listen: str, threads: int, call_limit_s: float, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        listen: str,
+        threads: int,
+        call_limit_s: float,
+        credentials: Credentials | None = None,
+        refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
         credentials = credentials or Unchecked()
         _probe(listen)
         # Many writers at once are made to wait, not refused; but not more than this.
@@ -258,7 +266,7 @@ class GrpcDoor:
             self._pool,
             options=data_stream.SERVER_OPTIONS,
             maximum_concurrent_rpcs=MAX_CALLS,
-            interceptors=[CallGuard(call_limit_s), Gate(credentials)],
+            interceptors=[CallGuard(call_limit_s), Gate(credentials, refused)],
         )
         try:
             self.port = credentials.listen(self._server, listen)
