@@ -36,7 +36,7 @@ RIGHTS: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 """Roles that may call a method. A method that does not stand here is for operators."""
 
-NOBODY = Caller("nobody")
+NOBODY = Caller("nobody", "", 65_534, 65_534)
 LOG_EVERY_S = 10.0
 LOGGED_MAX = 1000
 _caller: ContextVar[Caller] = ContextVar("caller", default=NOBODY)

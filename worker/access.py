@@ -50,8 +50,10 @@ class Access:
             self._check(key, token, mode)
 
     def _check(self, key: BlockKey, token: bytes, mode: Mode) -> None:
-        now_s = self._clock.wall_ns() / 1e9
-        block_tokens.check(self._secrets(), token, key, mode, caller().uid, now_s)
+        who = caller()
+        if who.role != "user":
+            raise AccessDenied(DENIED)
+        block_tokens.check(self._secrets(), token, key, mode, who.uid, self._clock.wall_ns() / 1e9)
 
 
 def _blocks(request: worker_pb2.ControlRequest) -> Iterable[tuple[BlockKey, Mode]]:
