@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..common import block_tokens
 from ..common.block_tokens import DENIED, Mode, Secret
 from ..common.clock import Clock
+from ..common.credentials import Caller
 from ..common.errors import AccessDenied
-from ..common.gate import caller
 from ..common.types import BlockKey
 from ..proto import worker_pb2
 from .leases import Leases
@@ -23,40 +23,39 @@ class Access:
         self._leases = leases
         self._clock = clock
 
-    def read(self, request: worker_pb2.ReadRequest) -> None:
+    def read(self, who: Caller, request: worker_pb2.ReadRequest) -> None:
         """By a token or by a lease that the caller was given: who has a file open goes on reading it. Raises:
         AccessDenied."""
-        if caller().trusted:
+        if who.trusted:
             return
         key = BlockKey(request.block, request.generation)
         if request.lease_id and self._leases.covers(request.lease_id, key, self._clock.monotonic_s()):
             return
-        self._check(key, request.token, "r")
+        self._check(who, key, request.token, "r")
 
-    def write(self, header: worker_pb2.WriteHeader) -> None:
+    def write(self, who: Caller, header: worker_pb2.WriteHeader) -> None:
         """Raises: AccessDenied."""
-        if not caller().trusted:
-            self._check(BlockKey(header.block, header.generation), header.token, "w")
+        if not who.trusted:
+            self._check(who, BlockKey(header.block, header.generation), header.token, "w")
 
-    def control(self, request: worker_pb2.ControlRequest) -> None:
+    def control(self, who: Caller, request: worker_pb2.ControlRequest) -> None:
         """Raises: AccessDenied."""
-        if caller().trusted:
+        if who.trusted:
             return
-        wanted = list(_blocks(request))
+        wanted = blocks_of(request)
         tokens: Sequence[bytes] = request.tokens
         if len(tokens) != len(wanted):
             raise AccessDenied(DENIED)
         for (key, mode), token in zip(wanted, tokens, strict=True):
-            self._check(key, token, mode)
+            self._check(who, key, token, mode)
 
-    def _check(self, key: BlockKey, token: bytes, mode: Mode) -> None:
-        who = caller()
+    def _check(self, who: Caller, key: BlockKey, token: bytes, mode: Mode) -> None:
         if who.role != "user":
             raise AccessDenied(DENIED)
         block_tokens.check(self._secrets(), token, key, mode, who.uid, self._clock.wall_ns() / 1e9)
 
 
-def _blocks(request: worker_pb2.ControlRequest) -> Iterable[tuple[BlockKey, Mode]]:
+def blocks_of(request: worker_pb2.ControlRequest) -> list[tuple[BlockKey, Mode]]:
     """What a request touches, in the order of its tokens. (A lease's id is nobody's who was not given it.)
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import os
 import socket
 import stat
@@ -19,9 +20,11 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from ..common.errors import Busy, Conflict, HearthError, InvalidArgument, SettingsError, TooBig
+from ..common.credentials import Caller
+from ..common.errors import AccessDenied, Busy, Conflict, HearthError, InvalidArgument, SettingsError, TooBig
 from ..common.telemetry import get_logger, trace
 from ..proto import worker_pb2
+from .access import Access, blocks_of
 from .control import Control, error_reply
 
 MAX_REQUEST_BYTES = 1 << 20
@@ -44,7 +47,7 @@ class LocalSocket:
         SettingsError: the path cannot be used.
     """
 
-    def __init__(self, path: Path, max_connections: int = 256) -> None:
+    def __init__(self, path: Path, max_connections: int = 256, group: str = "") -> None:
         self.path = path
         self._control: Control
         self._max_connections = max_connections
@@ -55,13 +58,16 @@ class LocalSocket:
             "disk": ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="socket-disk"),
             "network": ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="socket-network"),
         }
-        self._listener = _bind(path)
+        self._access: Access | None = None
+        self._listener = _bind(path, _group_number(group))
         self._group = os.stat(path).st_gid
         self._inode = os.stat(path).st_ino
         self._thread = threading.Thread(target=self._accept, name="socket-accept", daemon=True)
 
-    def start(self, control: Control) -> None:
+    def start(self, control: Control, access: Access | None = None) -> None:
+        """``access``: what members of the group must show tokens for; None: for nothing."""
         self._control = control
+        self._access = access
         self._listener.listen(128)
         self._thread.start()
 
@@ -79,18 +85,18 @@ class LocalSocket:
                 if error.errno == errno.ECONNABORTED:
                     continue
                 return
-            refusal = self._refusal(peer)
+            pid, uid, gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            refusal = self._refusal(peer, pid, uid, gid)
             if refusal:
                 log.warning("peer-refused", reason=refusal)
                 peer.close()
                 continue
-            connection = _Connection(peer, self)
+            connection = _Connection(peer, self, caller_of(uid, gid, os.geteuid()))
             with self._guard:
                 self._connections.add(connection)
             connection.thread.start()
 
-    def _refusal(self, peer: socket.socket) -> str:
-        pid, uid, gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    def _refusal(self, peer: socket.socket, pid: int, uid: int, gid: int) -> str:
         if not may_connect(uid, {gid, *_peer_groups(peer)}, os.geteuid(), self._group):
             return f"process {pid} of uid {uid} is neither root, uid {os.geteuid()} nor in group {self._group}"
         if len(self._connections) >= self._max_connections:
@@ -119,8 +125,9 @@ class LocalSocket:
 
 
 class _Connection:
-    def __init__(self, peer: socket.socket, server: LocalSocket) -> None:
+    def __init__(self, peer: socket.socket, server: LocalSocket, caller: Caller) -> None:
         self._peer = peer
+        self._caller = caller
         self._server = server
         self._sending = threading.Lock()
         self._users = 1  # the reading thread, and each request in work; the last one closes the socket
@@ -194,8 +201,13 @@ class _Connection:
         with trace(request.trace_id):
             fds: list[int] = []
             try:
+                if self._server._access is not None:
+                    self._server._access.control(self._caller, request)
                 answer = self._server._control.handle(request, "socket")
                 reply, fds = answer.reply, answer.fds
+            except AccessDenied as error:
+                reply = error_reply(request.request_id, error)
+                reply.errnos[:] = [error.number] * max(1, len(blocks_of(request)))
             except HearthError as error:
                 reply = error_reply(request.request_id, error)
             except Exception as error:
@@ -222,6 +234,21 @@ class _Connection:
                 self._peer.send(refusal.SerializeToString())
 
 
+def caller_of(uid: int, gid: int, own_uid: int) -> Caller:
+    """Root and the worker's own user could open the files themselves; others are held to the master's tokens."""
+    return Caller("node", "socket") if uid in (0, own_uid) else Caller("user", f"user {uid} {gid}", uid, gid)
+
+
+def _group_number(group: str) -> int:
+    """-1: leave it. Raises: SettingsError."""
+    if not group or group.isdigit():
+        return int(group) if group else -1
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise SettingsError(f"socket_group {group!r} is no group of this host") from None
+
+
 def may_connect(uid: int, groups: set[int], own_uid: int, socket_group: int) -> bool:
     """Root, the worker's own user, or members of the socket's group."""
     return uid in (0, own_uid) or socket_group in groups
@@ -235,7 +262,7 @@ def _peer_groups(peer: socket.socket) -> tuple[int, ...]:
     return struct.unpack(f"{len(data) // 4}I", data[: len(data) // 4 * 4])
 
 
-def _bind(path: Path) -> socket.socket:
+def _bind(path: Path, group: int) -> socket.socket:
     """Checks the place, replaces the socket file of a dead worker, and binds with mode 0660."""
     if len(os.fsencode(path)) > 107:
         raise SettingsError(
@@ -254,6 +281,7 @@ def _bind(path: Path) -> socket.socket:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         listener.bind(str(target))
+        os.chown(target, -1, group)
         os.chmod(target, 0o660)
         if target is not path:
             target.replace(path)  # there is no moment at which a client finds nothing

@@ -85,7 +85,7 @@ class Worker:
             settings.listen, settings.rpc_threads, settings.stream_timeout_s, self._credentials, self._refused
         )
         undo.callback(door.stop, STOP_GRACE_S)
-        local = LocalSocket(settings.socket_path, settings.max_connections)
+        local = LocalSocket(settings.socket_path, settings.max_connections, settings.socket_group)
         undo.callback(local.stop)
         self.address = settings.advertise or f"{settings.listen.rpartition(':')[0]}:{door.port}"
         link = self._link(known)
@@ -115,7 +115,8 @@ class Worker:
             WorkerService(control, store, leases, about, access),
             BlockStreams(store, leases, self._clock, self._metrics, access),
         )
-        local.start(control)
+        # Without certificates nobody is a user to the master, and nobody gets tokens.
+        local.start(control, access if self._credentials.encrypted else None)
         link.start(store)
         background = threading.Thread(target=self._background, args=(store, leases, link), name="background")
         background.start()

@@ -25,7 +25,7 @@ from ..common.errors import (
     SettingsError,
     to_trailing_metadata,
 )
-from ..common.gate import Gate
+from ..common.gate import Gate, caller
 from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import FILE_MAX_BYTES, BlockKey
 from ..proto import master_pb2, worker_pb2, worker_pb2_grpc
@@ -61,7 +61,7 @@ class BlockStreams:
             AccessDenied, NotFound, BlockMissing, BlockCorrupt, InvalidArgument.
         """
         if self._access is not None:
-            self._access.read(request)
+            self._access.read(caller(), request)
         key = BlockKey(request.block, request.generation)
         held = self._open(key)
         try:
@@ -114,7 +114,7 @@ class BlockStreams:
             AccessDenied, NoSpace, Exists, FileTooBig, InvalidArgument, BlockCorrupt (the payload is not what was sent).
         """
         if self._access is not None:
-            self._access.write(header)
+            self._access.write(caller(), header)
         key = BlockKey(header.block, header.generation)
         if header.offset_bytes + header.payload_bytes > FILE_MAX_BYTES:
             raise FileTooBig(f"block {key}: a block has at most {FILE_MAX_BYTES} bytes")
@@ -158,7 +158,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.ControlReply:
         try:
             if self._access is not None:
-                self._access.control(request)
+                self._access.control(caller(), request)
             return self._control.handle(request, "grpc").reply
         except HearthError as error:
             _abort(context, error)

@@ -76,6 +76,9 @@ class WorkerSettings(CredentialSettings):
     listen: str = "127.0.0.1:7071"
     advertise: str = ""
     socket: str = ""
+    socket_group: str = ""
+    """Whose members may connect to the socket, besides root and the worker's user: a name or a number. Empty: the
+    group of the worker's process."""
     node_id: str = ""
     worker_id: str = ""
     cluster_id: str = ""

@@ -62,7 +62,7 @@ def wire(data: bytes) -> None:
     with contextlib.suppress(DecodeError, HearthError):
         control = worker_pb2.ControlRequest.FromString(data)
         Control.pace(control)
-        list(access._blocks(control))
+        list(access.blocks_of(control))
 
 
 def journal_record(data: bytes) -> None:

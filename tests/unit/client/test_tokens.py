@@ -92,4 +92,4 @@ def test_client_and_worker_name_the_same_blocks_in_the_same_order():
     assert set(requests) == ops
     for op, value in requests.items():
         request = worker_pb2.ControlRequest(**{op: value})
-        assert [key for key, _ in access._blocks(request)] == blocks_of(request)
+        assert [key for key, _ in access.blocks_of(request)] == blocks_of(request)

@@ -36,13 +36,10 @@ def allows(clock, leases):
 
     def allows(caller, **what):
         ((kind, request),) = what.items()
-        kept = gate._caller.set(caller)
         try:
-            getattr(access, kind)(request)
+            getattr(access, kind)(caller, request)
         except AccessDenied:
             return False
-        finally:
-            gate._caller.reset(kept)
         return True
 
     return allows

@@ -10,15 +10,18 @@ import threading
 from pathlib import Path
 
 import pytest
+from hearthfs.common.block_tokens import DENIED, Secret, sign
 from hearthfs.common.clock import SystemClock
+from hearthfs.common.credentials import Caller
 from hearthfs.common.errors import Conflict, SettingsError
 from hearthfs.common.types import BlockKey
 from hearthfs.proto import worker_pb2
 from hearthfs.tests.unit.worker.parts import SocketClient, block_path, key_message, pattern, sums
+from hearthfs.worker.access import Access
 from hearthfs.worker.control import Control
 from hearthfs.worker.fetch import Fetcher
 from hearthfs.worker.leases import Leases
-from hearthfs.worker.local_socket import MAX_REQUEST_BYTES, LocalSocket, may_connect
+from hearthfs.worker.local_socket import MAX_REQUEST_BYTES, LocalSocket, caller_of, may_connect
 from hearthfs.worker.metrics import Metrics
 
 KEYS = [BlockKey(block, 1) for block in range(1, 65)]
@@ -385,3 +388,42 @@ def test_stopping_lets_a_request_in_work_finish(path, control, store, monkeypatc
     stopping.join(20)
     assert not stopping.is_alive()
     client.close()
+
+
+def test_members_of_the_group_need_tokens(path, control, store):
+    """Root and the worker's user do not: they could open the files themselves."""
+    assert caller_of(0, 0, 500).trusted
+    assert caller_of(500, 1, 500).trusted
+    assert caller_of(1000, 100, 500) == Caller("user", "user 1000 100", 1000, 100)
+    clock, secret = SystemClock(), Secret(1, b"s" * 32)
+    access = Access(lambda: {1: secret}, Leases(10, 10, lambda: 1), clock)
+    server = LocalSocket(path)
+    server.start(control, access)
+    client = SocketClient(path)
+    (fd,) = create(client, [KEYS[0]])
+    os.close(fd)
+    for connection in server._connections:
+        connection._caller = caller_of(1000, 100, 500)
+    wanted = worker_pb2.CreateBlocks(blocks=[key_message(KEYS[0])])
+    reply, fds = client.call(create=wanted)
+    assert (list(reply.errnos), fds, reply.message) == ([errno.EACCES], [], DENIED)
+    expires_s = int(clock.wall_ns() / 1e9) + 60
+    reply, fds = client.call(create=wanted, tokens=[sign(secret, KEYS[0], "w", 1000, expires_s)])
+    assert (list(reply.errnos), len(fds)) == ([0], 1)
+    os.close(fds[0])
+    both = worker_pb2.OpenBlocks(blocks=[key_message(key) for key in KEYS[:2]])
+    reply, fds = client.call(open=both, tokens=[sign(secret, KEYS[0], "r", 1000, expires_s), b""])
+    assert (list(reply.errnos), fds) == ([errno.EACCES] * 2, []), "one for each block"
+    client.close()
+    server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives the socket to another group")
+def test_the_group_can_be_chosen(path, control):
+    server = LocalSocket(path, group="4321")
+    server.start(control)
+    status = path.stat()
+    assert (status.st_gid, stat.S_IMODE(status.st_mode), server._group) == (4321, 0o660, 4321)
+    server.stop()
+    with pytest.raises(SettingsError, match="no group of this host"):
+        LocalSocket(path, group="no-such-group")
