@@ -23,14 +23,14 @@ from ..common.types import NAME_MAX, ROOT_INODE
 from . import commands
 from .change import Change
 from .commands import User
-from .records import Dentry, Inode
+from .records import Dentry, Inode, Modes
 from .view import View
 
 READ, WRITE, SEARCH = 4, 2, 1
 DEPTH_MAX = 4096
 
 
-def allows(inode: Inode, user: User, wanted: int) -> bool:
+def allows(inode: Inode | Modes, user: User, wanted: int) -> bool:
     """access(2): owner, else group, else others; the first class that fits decides."""
     if user.uid == 0:
         return True

@@ -96,6 +96,14 @@ class Layout(msgspec.Struct, frozen=True, gc=False):
     extents: tuple[Extent, ...] = ()
 
 
+class Modes(msgspec.Struct, frozen=True, gc=False):
+    """The part of an ``Inode`` that decides who may use it."""
+
+    mode: int
+    uid: int
+    gid: int
+
+
 class Dentry(msgspec.Struct, frozen=True, gc=False):
     """``dentries`` / parent u64 + name."""
 

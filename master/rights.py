@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from ..common import block_tokens
 from ..common.clock import Clock
 from ..common.credentials import Caller
@@ -13,8 +15,11 @@ from . import permissions
 from .codec import Sign, no_tokens
 from .commands import User
 from .lookups import Hit, Walk
-from .records import Inode
+from .records import Inode, Modes
+from .tables import u64
 from .view import View
+
+_modes = msgspec.msgpack.Decoder(Modes).decode
 
 
 class Rights:
@@ -60,9 +65,9 @@ class Rights:
             return bitmap, hits
         bits, kept = bytearray(bitmap), []
         positions = (index for index in range(8 * len(bitmap)) if bitmap[index >> 3] >> (index & 7) & 1)
-        for index, hit in zip(positions, hits, strict=True):
-            inode = view.find_inode(hit[0])
-            if inode is not None and permissions.allows(inode, self.user, permissions.READ):
+        found = view.reader.get_many("inodes", [u64(hit[0]) for hit in hits], _modes)
+        for index, hit, modes in zip(positions, hits, found, strict=True):
+            if modes is not None and permissions.allows(modes, self.user, permissions.READ):
                 kept.append(hit)
             else:
                 bits[index >> 3] &= ~(1 << (index & 7))
