@@ -98,5 +98,22 @@ class Secrets:
         return secrets[-1 if settled else -2]
 
 
+class Heard:
+    """A worker's keys: the list that the master sent last. A master that was started anew has new keys; then those of
+    the one before stay until the new one changes its keys for the first time, so that tokens outlive a restart."""
+
+    def __init__(self) -> None:
+        self._list: dict[int, Secret] = {}
+        self.known: Mapping[int, Secret] = {}
+
+    def hear(self, listed: Iterable[Secret]) -> None:
+        found = by_number(listed)
+        if not found or found.keys() == self._list.keys():
+            return
+        former = {} if found.keys() & self._list.keys() else self._list
+        self._list = found
+        self.known = {**former, **found}
+
+
 def by_number(secrets: Iterable[Secret]) -> dict[int, Secret]:
     return {secret.number: secret for secret in secrets}

@@ -110,7 +110,7 @@ class Worker:
         about = worker_pb2.StatsReply(
             worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=VERSION
         )
-        access = Access(lambda: link.block_secrets, leases, self._clock)
+        access = Access(lambda: link.block_secrets.known, leases, self._clock)
         door.start(
             WorkerService(control, store, leases, about, access),
             BlockStreams(store, leases, self._clock, self._metrics, access),

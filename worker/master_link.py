@@ -13,8 +13,7 @@ from typing import TypeVar
 
 import grpc
 
-from ..common import block_tokens
-from ..common.block_tokens import Secret
+from ..common.block_tokens import Heard, Secret
 from ..common.clock import Clock
 from ..common.credentials import Connect, plain
 from ..common.errors import HearthError, StaleEpoch, Unavailable, WrongCluster, from_rpc_error
@@ -44,7 +43,7 @@ class MasterLink:
     """
     Attributes:
         healthy: the last call was answered.
-        block_secrets: by which the master's block tokens are known, by number.
+        block_secrets: by which the master's block tokens are known.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class MasterLink:
         self.address = address
         self.healthy = False
         self.epoch = 0
-        self.block_secrets: dict[int, Secret] = {}
+        self.block_secrets = Heard()
         self._identity = request
         self._changes = changes
         self._clock = clock
@@ -282,9 +281,7 @@ class MasterLink:
         return common_pb2.Context(epoch=self.epoch)
 
     def _learn_secrets(self, listed: Iterable[master_pb2.BlockSecret]) -> None:
-        """A master of an older version has none; then those that were known stay."""
-        found = block_tokens.by_number(Secret(each.number, each.secret) for each in listed)
-        self.block_secrets = found or self.block_secrets
+        self.block_secrets.hear(Secret(each.number, each.secret) for each in listed)
 
     def _see_epoch(self, epoch: int) -> None:
         """

@@ -3,7 +3,7 @@
 import random
 
 from hearthfs.common import block_tokens
-from hearthfs.common.block_tokens import SETTLE_S, SKEW_S, Secret, Secrets
+from hearthfs.common.block_tokens import SETTLE_S, SKEW_S, Heard, Secret, Secrets
 from hearthfs.common.errors import AccessDenied
 from hearthfs.common.types import BlockKey
 from hypothesis import given
@@ -92,3 +92,25 @@ def test_a_new_key_signs_when_workers_have_it():
     assert [each.number for each in secrets.known(610.0)] == [1, 2]
     assert secrets.signing(610.0).number == 1
     assert secrets.signing(610.0 + SETTLE_S).number == 2
+
+
+def test_tokens_outlive_a_restart_of_the_master():
+    heard = Heard()
+    first = [Secret(number, b"a" * 32) for number in (1, 2)]
+    heard.hear(first)
+    heard.hear([])  # a master of an older version
+    assert sorted(heard.known) == [1, 2]
+    heard.hear([Secret(50, b"b" * 32)])
+    heard.hear([Secret(50, b"b" * 32)])
+    assert sorted(heard.known) == [1, 2, 50]
+    heard.hear([Secret(50, b"b" * 32), Secret(51, b"c" * 32)])
+    assert sorted(heard.known) == [50, 51]
+    heard.hear([Secret(51, b"c" * 32), Secret(52, b"d" * 32)])
+    assert sorted(heard.known) == [51, 52]
+
+
+def test_restarts_in_a_row_leave_no_more_than_two_masters_keys():
+    heard = Heard()
+    for number in range(0, 100, 10):
+        heard.hear([Secret(number, b"a" * 32), Secret(number + 1, b"a" * 32)])
+        assert len(heard.known) <= 4
