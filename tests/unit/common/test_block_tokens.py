@@ -71,7 +71,7 @@ def test_a_token_is_good_for_its_life_through_rotations():
     heard = block_tokens.by_number(secrets.known(0.0))
     signed = []
     numbers = set()
-    for now_s in range(0, 6000, 5):
+    for now_s in range(0, 6000, 15):
         secret = secrets.signing(now_s)
         numbers.add(secret.number)
         signed.append((now_s, block_tokens.sign(secret, KEY, "r", UID, now_s + 600)))
