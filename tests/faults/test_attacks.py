@@ -613,6 +613,10 @@ def test_a_mount_checks_what_users_may(make_cluster) -> None:
     cluster = make_cluster(workers=1, mounts=1, tls=True)
     root = cluster.mountpoint(1)
     os.chmod(root, 0o755)
+    for parent in root.parents:
+        if parent == Path(tempfile.gettempdir()):
+            break
+        parent.chmod(0o755)
     for name, uid, mode in (("anna", 1000, 0o700), ("tmp", 0, 0o1777)):
         (root / name).mkdir()
         os.chown(root / name, uid, uid)
@@ -626,6 +630,7 @@ def test_a_mount_checks_what_users_may(make_cluster) -> None:
         import errno, os, sys
         os.setgroups([]); os.setresgid(1001, 1001, 1001); os.setresuid(1001, 1001, 1001)
         root = sys.argv[1]
+        assert sorted(os.listdir(root)) == ["anna", "tmp"]
         def refused(do):
             try:
                 do()
