@@ -53,7 +53,12 @@ def status(master: str, timeout_s: float = ANSWER_S) -> pb.StatusReply:
 def dump(master: str) -> Iterator[pb.DumpRecord]:
     """All records of one snapshot; a stream without ``end`` was cut. Raises Unavailable, DeadlineExceeded."""
     with _channel(master, "master") as channel:
-        yield from master_pb2_grpc.MasterStub(channel).Dump(pb.DumpRequest(context=common.Context()), timeout=STREAM_S)
+        request = pb.DumpRequest(context=common.Context(), pages=True)
+        for record in master_pb2_grpc.MasterStub(channel).Dump(request, timeout=STREAM_S):
+            if record.HasField("page"):
+                yield from record.page.records
+            else:
+                yield record
 
 
 def worker_blocks(address: str) -> Sequence[pb.BlockReport] | None:
@@ -62,7 +67,10 @@ def worker_blocks(address: str) -> Sequence[pb.BlockReport] | None:
         with _channel(address, "worker") as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             stub.Stats(worker_pb2.StatsRequest(), timeout=ANSWER_S)
-            return list(stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=STREAM_S))
+            reports: list[pb.BlockReport] = []
+            for report in stub.ListBlocks(worker_pb2.ListBlocksRequest(pages=True), timeout=STREAM_S):
+                reports.extend(report.page or [report])
+            return reports
     except (Unavailable, DeadlineExceeded):
         return None
 

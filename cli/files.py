@@ -206,9 +206,10 @@ def rm(
     from . import output, transfer
     from .connection import connect, in_cluster
 
-    with connect(master, config) as client, output.busy("removing"):
+    with connect(master, config) as client:
         for place in in_cluster(paths):
-            transfer.remove(client, place, recursive=recursive, force=force)
+            with output.counting(f"removing {place}") as progress:
+                transfer.remove(client, place, recursive=recursive, force=force, progress=progress)
 
 
 def mv(

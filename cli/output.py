@@ -118,6 +118,21 @@ def progress(what: str, total_bytes: int | None) -> Iterator[Advance]:
 
 
 @contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of how many of how many on stderr if that is a terminal; both numbers may grow."""
+    if not sys.stderr.isatty():
+        yield lambda _, __: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(what), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
 def busy(what: str, *, quiet: bool = False) -> Iterator[None]:
     """A spinner on stderr if that is a terminal."""
     if quiet or not sys.stderr.isatty():

@@ -154,7 +154,9 @@ def _pump(source: IO[Any], target: IO[Any], advance: Advance) -> None:
 # ---------------------------------------------------------------- within the cluster
 
 
-def remove(client: Client, path: str, *, recursive: bool, force: bool, progress: Advance | None = None) -> int:
+def remove(
+    client: Client, path: str, *, recursive: bool, force: bool, progress: Callable[[int, int], None] | None = None
+) -> int:
     """Removes a file, or with ``recursive`` a tree from its leaves; returns how many names went.
 
     Raises:

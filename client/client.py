@@ -193,8 +193,9 @@ class Client(Names):
 
     # -- trees
 
-    def rmtree(self, path: Path, *, progress: Callable[[int], None] | None = None) -> int:
-        """Removes a directory and everything below; returns how many names. ``progress`` hears the number so far.
+    def rmtree(self, path: Path, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Removes a directory and everything below; returns how many names. ``progress`` hears how many went and how
+        many were found, so far.
 
         Raises:
             NotFound, NotADirectory, Unavailable; NotEmpty: somebody else made files meanwhile.

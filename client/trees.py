@@ -17,26 +17,37 @@ if TYPE_CHECKING:
 
 UNLINK_BATCH = 1000
 
+Progress = Callable[[int, int], None]
 
-def rmtree(client: Client, top: Path, progress: Callable[[int], None] | None) -> int:
-    """Depth first; the names of one directory go in batches of 1,000."""
-    removed = 0
+
+def rmtree(client: Client, top: Path, progress: Progress | None) -> int:
+    """Depth first; the names of one directory go in batches of 1,000: one transaction of the master each."""
     pending = [(paths.normalise(top), False)]
+    count = _Count(progress)
     while pending:
         path, emptied = pending.pop()
-        if emptied:
-            if path != b"/":
-                client.rmdir(path)
-                removed += 1
-        else:
+        if not emptied:
             pending.append((path, True))
-            removed += _empty(client, path, pending)
-        if progress is not None:
-            progress(removed)
-    return removed
+            _empty(client, path, pending, count)
+        elif path != b"/":
+            client.rmdir(path)
+            count.went(1)
+    return count.removed
 
 
-def _empty(client: Client, path: bytes, pending: list[tuple[bytes, bool]]) -> int:
+class _Count:
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.removed = 0
+        self.found = 1
+
+    def went(self, names: int) -> None:
+        self.removed += names
+        if self._progress is not None:
+            self._progress(self.removed, max(self.found, self.removed))
+
+
+def _empty(client: Client, path: bytes, pending: list[tuple[bytes, bool]], count: _Count) -> None:
     """Unlinks what is no directory and notes the directories."""
     inode = client.directory(path)
     names = []
@@ -47,7 +58,7 @@ def _empty(client: Client, path: bytes, pending: list[tuple[bytes, bool]]) -> in
             pending.append((paths.join(path, entry.name), False))
         else:
             names.append(entry.name)
-    removed = 0
+        count.found += 1
     for start in range(0, len(names), UNLINK_BATCH):
         some = names[start : start + UNLINK_BATCH]
         request = pb.MutateRequest(unlink_many=pb.UnlinkMany(directory=inode, names=packed_names.pack(some)))
@@ -55,5 +66,4 @@ def _empty(client: Client, path: bytes, pending: list[tuple[bytes, bool]]) -> in
         for name, number in zip(some, reply.errnos, strict=True):
             if number not in (0, errno.ENOENT):  # gone already is fine
                 raise from_errno(number, f"cannot remove {paths.decode(paths.join(path, name))!r}")
-            removed += number == 0
-    return removed
+        count.went(sum(number == 0 for number in reply.errnos))

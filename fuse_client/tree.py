@@ -27,6 +27,8 @@ log = get_logger(__name__)
 BLOCK_SIZE_BYTES = 256 << 10
 """What programs are told to read and write at one time."""
 
+NAMES_WITH_DIRECTORY = 64
+"""A directory that has no more names comes with them: a name that it has not costs no call."""
 MISSES_TO_LIST = 16
 MISSES_KEPT = 1000
 SMALL_DIRECTORY = 4000
@@ -123,12 +125,17 @@ class Tree:
         if entry is None:
             token = self.cache.token()
             try:
-                entry = await self.link.read("Lookup", pb.LookupRequest(parent=directory, name=name))
+                request = pb.LookupRequest(parent=directory, name=name, names_max=NAMES_WITH_DIRECTORY)
+                entry = await self.link.read("Lookup", request)
             except NotFound:
                 self.cache.read_name(token, directory, name, NEGATIVE)
                 await self._missed(directory)
                 return None
             assert entry is not None
+            if entry.HasField("names"):
+                known = zip(entry.names.names, entry.names.inodes, strict=True)
+                self.cache.read_all_names(token, entry.attributes.inode, dict(known))
+                entry.ClearField("names")
             self.cache.read_name(token, directory, name, entry.attributes.inode)
             self.cache.read_entry(token, entry, directory)
         return self.node_for(entry)

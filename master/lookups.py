@@ -112,6 +112,13 @@ def readdir(
     return result, len(page) < limit
 
 
+def all_names(view: View, directory: int, limit: int) -> dict[bytes, int] | None:
+    """Every name in a directory and its inode; None when there are more than ``limit``."""
+    limit = min(limit, LISTING_MAX)
+    page = view.listing(directory, 0, limit + 1)
+    return None if len(page) > limit else {entry.name: entry.inode for _, entry in page}
+
+
 class Replicas:
     """Which replicas a reader should use, by the workers that are alive and the node it is on."""
 

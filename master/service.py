@@ -42,6 +42,8 @@ DETAILS_MAX = 1000
 RESOLVE_TRIES = 8
 FIRST_MESSAGE_S = 10.0
 DUMP_MAX_S = 3600.0
+DUMP_PAGE_ROWS = 500
+"""Records in one message of a dump: at most about 700 bytes each, a symlink's 5 KiB."""
 log = get_logger("hearthfs.master")
 
 
@@ -169,7 +171,17 @@ class MasterService(master_pb2_grpc.MasterServicer):
             core.sessions.grant(session, number)
             with core.view() as view:
                 number, inode = lookups.lookup(view, request.parent, request.name)
-        return codec.entry(number, inode, self._workers.addresses, rights.reading(inode))
+        entry = codec.entry(number, inode, self._workers.addresses, rights.reading(inode))
+        # Only for who holds grants: it may list every directory, and is told when a name comes.
+        if request.names_max and session.holds_grants and rights.user is None and inode.is_directory:
+            core.sessions.grant(session, number)  # before the names are read
+            with core.view() as view:
+                names = lookups.all_names(view, number, request.names_max)
+            if names is not None:
+                entry.names.names.extend(names)
+                entry.names.inodes.extend(names.values())
+                entry.names.SetInParent()
+        return entry
 
     @_rpc
     async def Resolve(self, request: master_pb2.ResolveRequest, context: Any) -> Any:
@@ -405,9 +417,18 @@ class MasterService(master_pb2_grpc.MasterServicer):
     @_rpc
     async def Dump(self, request: master_pb2.DumpRequest, context: Any) -> None:
         async with asyncio.timeout(DUMP_MAX_S):  # a snapshot keeps the file growing as long as it is open
-            await self._dump(context)
+            await self._dump(context, DUMP_PAGE_ROWS if request.pages else 1)
 
-    async def _dump(self, context: Any) -> None:
+    async def _dump(self, context: Any, page_rows: int) -> None:
+        page: list[master_pb2.DumpRecord] = []
+
+        async def send() -> None:
+            if page_rows == 1:
+                await context.write(page[0])
+            else:
+                await context.write(master_pb2.DumpRecord(page=master_pb2.DumpPage(records=page)))
+            page.clear()
+
         with self._core.store.snapshot() as reader:
             view = View(reader)
             checked = check.Check(view)
@@ -415,7 +436,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 if row is None:
                     await asyncio.sleep(0)
                 else:
-                    await context.write(self._dump_record(view, row))
+                    page.append(self._dump_record(view, row))
+                    if len(page) == page_rows:
+                        await send()
+            if page:
+                await send()
             end = master_pb2.DumpEnd(
                 journal_sequence=last_number(reader),
                 dentries=checked.dentries,

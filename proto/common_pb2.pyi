@@ -161,6 +161,7 @@ class Entry(google.protobuf.message.Message):
     REPLICAS_FIELD_NUMBER: builtins.int
     SYMLINK_TARGET_FIELD_NUMBER: builtins.int
     PARENTS_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
     symlink_target: builtins.bytes
     @property
     def attributes(self) -> global___Attributes: ...
@@ -174,6 +175,10 @@ class Entry(google.protobuf.message.Message):
     def parents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """directories that name this inode, one per link"""
 
+    @property
+    def names(self) -> global___DirectoryNames:
+        """of a directory, where asked for: all that is in it"""
+
     def __init__(
         self,
         *,
@@ -182,11 +187,34 @@ class Entry(google.protobuf.message.Message):
         replicas: collections.abc.Iterable[global___WorkerAddress] | None = ...,
         symlink_target: builtins.bytes = ...,
         parents: collections.abc.Iterable[builtins.int] | None = ...,
+        names: global___DirectoryNames | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["attributes", b"attributes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "extents", b"extents", "parents", b"parents", "replicas", b"replicas", "symlink_target", b"symlink_target"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["attributes", b"attributes", "names", b"names"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "extents", b"extents", "names", b"names", "parents", b"parents", "replicas", b"replicas", "symlink_target", b"symlink_target"]) -> None: ...
 
 global___Entry = Entry
+
+@typing.final
+class DirectoryNames(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: builtins.int
+    INODES_FIELD_NUMBER: builtins.int
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    @property
+    def inodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """one for each name"""
+
+    def __init__(
+        self,
+        *,
+        names: collections.abc.Iterable[builtins.bytes] | None = ...,
+        inodes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inodes", b"inodes", "names", b"names"]) -> None: ...
+
+global___DirectoryNames = DirectoryNames
 
 @typing.final
 class WorkingBlock(google.protobuf.message.Message):

@@ -178,9 +178,12 @@ class LookupRequest(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     PARENT_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    NAMES_MAX_FIELD_NUMBER: builtins.int
     parent: builtins.int
     name: builtins.bytes
     """"." and ".." are understood"""
+    names_max: builtins.int
+    """of a directory that has at most so many: all its names, with a grant on it"""
     @property
     def context(self) -> hearthfs.proto.common_pb2.Context: ...
     def __init__(
@@ -189,9 +192,10 @@ class LookupRequest(google.protobuf.message.Message):
         context: hearthfs.proto.common_pb2.Context | None = ...,
         parent: builtins.int = ...,
         name: builtins.bytes = ...,
+        names_max: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "name", b"name", "parent", b"parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "name", b"name", "names_max", b"names_max", "parent", b"parent"]) -> None: ...
 
 global___LookupRequest = LookupRequest
 
@@ -1489,12 +1493,17 @@ class BlockReport(google.protobuf.message.Message):
     LENGTH_BYTES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     WORKING_FIELD_NUMBER: builtins.int
+    PAGE_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
     length_bytes: builtins.int
     digest: builtins.int
     working: builtins.bool
     """not committed yet"""
+    @property
+    def page(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockReport]:
+        """ListBlocks in pages: instead of all the others"""
+
     def __init__(
         self,
         *,
@@ -1503,8 +1512,9 @@ class BlockReport(google.protobuf.message.Message):
         length_bytes: builtins.int = ...,
         digest: builtins.int = ...,
         working: builtins.bool = ...,
+        page: collections.abc.Iterable[global___BlockReport] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "length_bytes", b"length_bytes", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "digest", b"digest", "generation", b"generation", "length_bytes", b"length_bytes", "page", b"page", "working", b"working"]) -> None: ...
 
 global___BlockReport = BlockReport
 
@@ -1692,15 +1702,19 @@ class DumpRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: builtins.int
+    PAGES_FIELD_NUMBER: builtins.int
+    pages: builtins.bool
+    """many records in a message"""
     @property
     def context(self) -> hearthfs.proto.common_pb2.Context: ...
     def __init__(
         self,
         *,
         context: hearthfs.proto.common_pb2.Context | None = ...,
+        pages: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "pages", b"pages"]) -> None: ...
 
 global___DumpRequest = DumpRequest
 
@@ -1712,6 +1726,7 @@ class DumpRecord(google.protobuf.message.Message):
     INODE_FIELD_NUMBER: builtins.int
     BLOCK_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
+    PAGE_FIELD_NUMBER: builtins.int
     @property
     def dentry(self) -> global___DumpDentry: ...
     @property
@@ -1722,6 +1737,8 @@ class DumpRecord(google.protobuf.message.Message):
     def end(self) -> global___DumpEnd:
         """always last: a stream without it was cut"""
 
+    @property
+    def page(self) -> global___DumpPage: ...
     def __init__(
         self,
         *,
@@ -1729,12 +1746,29 @@ class DumpRecord(google.protobuf.message.Message):
         inode: hearthfs.proto.common_pb2.Entry | None = ...,
         block: global___DumpBlock | None = ...,
         end: global___DumpEnd | None = ...,
+        page: global___DumpPage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["block", b"block", "dentry", b"dentry", "end", b"end", "inode", b"inode", "record", b"record"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "dentry", b"dentry", "end", b"end", "inode", b"inode", "record", b"record"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["record", b"record"]) -> typing.Literal["dentry", "inode", "block", "end"] | None: ...
+    def HasField(self, field_name: typing.Literal["block", b"block", "dentry", b"dentry", "end", b"end", "inode", b"inode", "page", b"page", "record", b"record"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "dentry", b"dentry", "end", b"end", "inode", b"inode", "page", b"page", "record", b"record"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["record", b"record"]) -> typing.Literal["dentry", "inode", "block", "end", "page"] | None: ...
 
 global___DumpRecord = DumpRecord
+
+@typing.final
+class DumpPage(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: builtins.int
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DumpRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: collections.abc.Iterable[global___DumpRecord] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
+
+global___DumpPage = DumpPage
 
 @typing.final
 class DumpDentry(google.protobuf.message.Message):

@@ -447,9 +447,15 @@ global___StatsRequest = StatsRequest
 class ListBlocksRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PAGES_FIELD_NUMBER: builtins.int
+    pages: builtins.bool
+    """many reports in a message"""
     def __init__(
         self,
+        *,
+        pages: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pages", b"pages"]) -> None: ...
 
 global___ListBlocksRequest = ListBlocksRequest
 

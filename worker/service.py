@@ -36,6 +36,7 @@ from .disk import OpenBlock
 from .leases import Leases
 from .messages import disk_messages, report_message
 from .metrics import Metrics
+from .reports import pages
 
 MAX_CALLS = 1024
 """Served and waiting for a thread, together."""
@@ -178,6 +179,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def ListBlocks(  # noqa: N802
         self, request: worker_pb2.ListBlocksRequest, context: grpc.ServicerContext
     ) -> Iterator[master_pb2.BlockReport]:
+        if request.pages:
+            for page in pages(self._store.reports()):
+                yield master_pb2.BlockReport(page=map(report_message, page.blocks))
+            return
         for report in self._store.reports():
             yield report_message(report)
 

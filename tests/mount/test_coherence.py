@@ -64,6 +64,20 @@ def test_attributes_and_xattrs_are_seen_at_once(pair: Pair) -> None:
         assert b.stat().st_nlink == number + 2
 
 
+def test_a_directory_that_was_only_looked_at_is_no_older_than_others_made_it(pair: Pair) -> None:
+    """Looking at a small directory brings its names: what is missing is known then, until somebody makes it."""
+    for number in range(20):
+        a, b = pair.a / f"d{number}", pair.b / f"d{number}"
+        a.mkdir()
+        (a / "first").write_bytes(b"1")
+        assert b.stat().st_nlink == 2
+        assert not exists(b / "second")
+        (a / "second").write_bytes(b"2")
+        assert (b / "second").read_bytes() == b"2"
+        (a / "first").unlink()
+        assert not exists(b / "first")
+
+
 def test_truncate_is_seen_at_once(pair: Pair) -> None:
     a, b = pair.a / "f", pair.b / "f"
     a.write_bytes(b"x" * 100_000)

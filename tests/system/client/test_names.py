@@ -171,10 +171,11 @@ def test_extended_attributes(client: Client, root: str) -> None:
 def test_rmtree_in_batches(client: Client, root: str) -> None:
     client.put_many([f"{root}/d{i % 3}/{i}" for i in range(90)], [b""] * 90)
     client.symlink("/", f"{root}/root")
-    heard: list[int] = []
-    assert client.rmtree(root, progress=heard.append) == 95
+    heard: list[tuple[int, int]] = []
+    assert client.rmtree(root, progress=lambda *counts: heard.append(counts)) == 95
     assert heard == sorted(heard)
-    assert heard[-1] == 95
+    assert heard[-1] == (95, 95)
+    assert all(removed <= found for removed, found in heard)
     assert not client.exists(root)
     assert client.exists("/")
     with pytest.raises(NotFound):

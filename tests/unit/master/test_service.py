@@ -191,6 +191,9 @@ def test_files_from_create_to_dump(serve):
         assert (totals.inodes, totals.blocks, totals.total_bytes, totals.available_bytes) == (3, 1, 2 * GiB, GiB)
         records = [record async for record in client.stub.Dump(master_pb2.DumpRequest())]
         assert [record.WhichOneof("record") for record in records].count("inode") == 3
+        pages = [record async for record in client.stub.Dump(master_pb2.DumpRequest(pages=True))]
+        assert [len(record.page.records) for record in pages] == [len(records) - 1, 0]
+        assert [*pages[0].page.records, pages[1]] == records
         assert records[-1].end.problems == []
         assert records[-1].end.dentries == 2
         status = await client.call("Status")
@@ -287,6 +290,25 @@ def test_bad_input_gets_its_status_and_the_daemon_lives(serve):
             except BaseException as failure:
                 failure.add_note(f"after {method} {fields}")
                 raise
+
+    serve(test)
+
+
+def test_a_small_directory_comes_with_its_names(serve):
+    async def test(mount, client):
+        await client.register()
+        await mount.register(holds_grants=True)
+        directory = await client.mkdir(b"d")
+        empty = await client.mkdir(b"empty")
+        inodes = [(await client.create(name, directory)).entry.attributes.inode for name in (b"a", b"b")]
+        names = (await mount.call("Lookup", parent=ROOT, name=b"d", names_max=2)).names
+        assert (list(names.names), list(names.inodes)) == ([b"a", b"b"], inodes)
+        assert directory in mount.master.core.sessions.find(mount.context.session_id).grants
+        assert not (await mount.call("Lookup", parent=ROOT, name=b"d", names_max=1)).HasField("names")
+        assert not (await mount.call("Lookup", parent=ROOT, name=b"d")).HasField("names")
+        assert not (await mount.call("Lookup", parent=directory, name=b"a", names_max=9)).HasField("names")
+        entry = await mount.call("Lookup", parent=ROOT, name=b"empty", names_max=1)
+        assert (entry.attributes.inode, entry.HasField("names"), list(entry.names.names)) == (empty, True, [])
 
     serve(test)
 

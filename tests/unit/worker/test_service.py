@@ -256,6 +256,8 @@ def test_stats_and_the_list_of_blocks(store, stub):
     assert stats.disks[0].used_bytes >= len(DATA)
     listed = list(stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=20))
     assert [(r.block, r.length_bytes, r.working) for r in listed] == [(0x51, len(DATA), False), (0x52, 0, True)]
+    (in_one,) = stub.ListBlocks(worker_pb2.ListBlocksRequest(pages=True), timeout=20)
+    assert list(in_one.page) == listed
 
 
 def test_a_call_without_a_deadline_is_ended(make_door):
