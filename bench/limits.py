@@ -171,7 +171,7 @@ def page(limits: list[Limit]) -> str:
         [
             "# Limits",
             "",
-            "Ceilings of one master, measured by `python -m hearthfs.bench.limits` on one machine that runs the clients,",
+            "Ceilings of one master, measured by `python -m hearthfs.bench.limits` on a machine that runs its clients",
             f"too ({machine}). What is a bound in the code says so.",
             "",
             "| what | measured | how |",

@@ -19,6 +19,11 @@ def start(nursery: trio.Nursery, function: Callable[[*A], Awaitable[object]], *a
     nursery.start_soon(_guarded, function, args)
 
 
+def detach(function: Callable[[*A], Awaitable[object]], *args: *A) -> None:
+    """The same for a task that belongs to nobody; it ends with trio's loop."""
+    trio.lowlevel.spawn_system_task(_guarded, function, args)
+
+
 async def _guarded(function: Callable[..., Awaitable[object]], args: tuple[object, ...]) -> None:
     try:
         await function(*args)

@@ -18,7 +18,8 @@ Counters are kept in a fixed number of slots: two inodes in one slot only make u
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..proto import common_pb2 as common
@@ -27,6 +28,7 @@ from .lease import Lease
 
 SLOTS = 4096
 NEGATIVE = 0
+NO_XATTRS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class MetadataCache:
@@ -103,6 +105,17 @@ class MetadataCache:
             return False
         self._put_entry(entry)
         return True
+
+    def read_page(self, token: int, directory: int, page: Iterable[pb.DirectoryEntry]) -> None:
+        """A part of a listing, with the entries of what it names."""
+        self._grant(token, directory)
+        if not self.fresh(token, directory):
+            return
+        for item in page:
+            if item.HasField("entry"):
+                self._put_name(directory, item.name, item.inode)
+                if self._moved[item.inode % SLOTS] <= token:
+                    self._put_entry(item.entry)
 
     def read_xattrs(self, token: int, inode: int, xattrs: Mapping[bytes, bytes]) -> None:
         if self.fresh(token, inode) and inode in self._entries:
@@ -256,7 +269,10 @@ class MetadataCache:
             del table[next(iter(table))]
 
     def _put_entry(self, entry: common.Entry) -> None:
-        self._put_bounded(self._entries, entry.attributes.inode, entry)
+        inode = entry.attributes.inode
+        self._put_bounded(self._entries, inode, entry)
+        if entry.no_xattrs:
+            self._put_bounded(self._xattrs, inode, NO_XATTRS)
 
     def _put_newer(self, entry: common.Entry) -> None:
         known = self._entries.get(entry.attributes.inode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from ..common.errors import InvalidArgument, NameTooLong, TooBig
 from ..common.types import NAME_MAX
@@ -171,22 +171,6 @@ def held_block(report: master_pb2.BlockReport) -> commands.HeldBlock:
 # ------------------------------------------------------------------ replies
 
 
-def attributes(number: int, inode: Inode) -> common_pb2.Attributes:
-    return common_pb2.Attributes(
-        inode=number,
-        mode=inode.mode,
-        uid=inode.uid,
-        gid=inode.gid,
-        nlink=inode.nlink,
-        size_bytes=inode.size_bytes,
-        atime_ns=inode.atime_ns,
-        mtime_ns=inode.mtime_ns,
-        ctime_ns=inode.ctime_ns,
-        rdev=inode.rdev,
-        version=inode.version,
-    )
-
-
 Sign = Callable[[int, int], bytes]
 """``sign(block, generation)``: the caller's token for it."""
 
@@ -196,25 +180,52 @@ def no_tokens(*_: int) -> bytes:
     return b""
 
 
-def entry(number: int, inode: Inode, addresses: Addresses, sign: Sign = no_tokens) -> common_pb2.Entry:
-    return common_pb2.Entry(
-        attributes=attributes(number, inode),
-        extents=[
-            common_pb2.Extent(
-                block=extent.block,
-                generation=extent.generation,
-                length_bytes=extent.length_bytes,
-                valid_bytes=extent.valid_bytes,
-                digest=extent.digest,
-                sealed=extent.sealed,
-                token=sign(extent.block, extent.generation),
-            )
-            for extent in inode.extents
-        ],
-        replicas=addresses(worker for extent in inode.extents for worker in extent.workers),
-        symlink_target=inode.target,
-        parents=inode.parents,
-    )
+def entry(
+    number: int, inode: Inode, addresses: Addresses, sign: Sign = no_tokens, *, no_xattrs: bool = False
+) -> common_pb2.Entry:
+    message = common_pb2.Entry()
+    fill_entry(message, number, inode, addresses, sign, no_xattrs=no_xattrs)
+    return message
+
+
+def fill_entry(
+    message: common_pb2.Entry,
+    number: int,
+    inode: Inode,
+    addresses: Addresses,
+    sign: Sign = no_tokens,
+    *,
+    no_xattrs: bool = False,
+) -> None:
+    """Into an empty message where it stands: a message that is made first and then put there is copied."""
+    known = message.attributes
+    known.inode = number
+    known.mode = inode.mode
+    known.uid = inode.uid
+    known.gid = inode.gid
+    known.nlink = inode.nlink
+    known.size_bytes = inode.size_bytes
+    known.atime_ns = inode.atime_ns
+    known.mtime_ns = inode.mtime_ns
+    known.ctime_ns = inode.ctime_ns
+    known.version = inode.version
+    if inode.rdev:
+        known.rdev = inode.rdev
+    for extent in inode.extents:
+        message.extents.add(
+            block=extent.block,
+            generation=extent.generation,
+            length_bytes=extent.length_bytes,
+            valid_bytes=extent.valid_bytes,
+            digest=extent.digest,
+            sealed=extent.sealed,
+            token=sign(extent.block, extent.generation),
+        )
+        message.replicas.extend(addresses(extent.workers))
+    if inode.target:
+        message.symlink_target = inode.target
+    message.parents.extend([parent for parent, _ in inode.links])
+    message.no_xattrs = no_xattrs
 
 
 def mutate_reply(
@@ -222,7 +233,7 @@ def mutate_reply(
 ) -> master_pb2.MutateReply:
     message = master_pb2.MutateReply(errnos=reply.errnos, inodes=reply.inodes, existed=reply.existed)
     if reply.attributes is not None:
-        message.entry.CopyFrom(entry(reply.inode, reply.attributes, addresses, sign))
+        fill_entry(message.entry, reply.inode, reply.attributes, addresses, sign)
     for working in reply.blocks:
         worker = next(iter(addresses((working.worker_id,))), common_pb2.WorkerAddress(worker_id=working.worker_id))
         token = sign_working(working.block, working.generation)
@@ -230,15 +241,22 @@ def mutate_reply(
     return message
 
 
-def directory_entry(
-    cookie: int, ordered: Ordered, inode: Inode | None, addresses: Addresses, sign: Sign = no_tokens
-) -> master_pb2.DirectoryEntry:
-    message = master_pb2.DirectoryEntry(
-        name=ordered.name, inode=ordered.inode, mode=inode.mode if inode else ordered.type, cookie=cookie
-    )
-    if inode is not None:
-        message.entry.CopyFrom(entry(ordered.inode, inode, addresses, sign))
-    return message
+def readdir_reply(
+    page: Iterable[tuple[int, Ordered, Inode | None]],
+    end: bool,
+    addresses: Addresses,
+    reading: Callable[[Inode], Sign],
+    have_xattrs: Set[int],
+) -> master_pb2.ReaddirReply:
+    """``reading``: the caller's tokens for a file. ``have_xattrs``: the inodes that may have extended attributes."""
+    reply = master_pb2.ReaddirReply(end=end)
+    for cookie, ordered, inode in page:
+        number = ordered.inode
+        mode = ordered.type if inode is None else inode.mode
+        item = reply.entries.add(name=ordered.name, inode=number, mode=mode, cookie=cookie)
+        if inode is not None:
+            fill_entry(item.entry, number, inode, addresses, reading(inode), no_xattrs=number not in have_xattrs)
+    return reply
 
 
 def lookup_many_reply(

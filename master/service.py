@@ -167,11 +167,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
         with core.view() as view:
             rights.search(view, request.parent)
             number, inode = lookups.lookup(view, request.parent, request.name)
+            no_xattrs = not view.has_xattrs(number)
         if request.name in (b".", b".."):
             core.sessions.grant(session, number)
             with core.view() as view:
                 number, inode = lookups.lookup(view, request.parent, request.name)
-        entry = codec.entry(number, inode, self._workers.addresses, rights.reading(inode))
+                no_xattrs = not view.has_xattrs(number)
+        entry = codec.entry(number, inode, self._workers.addresses, rights.reading(inode), no_xattrs=no_xattrs)
         # Only for who holds grants: it may list every directory, and is told when a name comes.
         if request.names_max and session.holds_grants and rights.user is None and inode.is_directory:
             core.sessions.grant(session, number)  # before the names are read
@@ -216,7 +218,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
         with core.view() as view:
             inode = view.inode(request.inode)
             rights.reach(view, request.inode)
-        return codec.entry(request.inode, inode, self._workers.addresses, rights.reading(inode))
+            no_xattrs = not view.has_xattrs(request.inode)
+        sign = rights.reading(inode)
+        return codec.entry(request.inode, inode, self._workers.addresses, sign, no_xattrs=no_xattrs)
 
     @_rpc
     async def Readdir(self, request: master_pb2.ReaddirRequest, context: Any) -> master_pb2.ReaddirReply:
@@ -228,14 +232,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
         with core.view() as view:
             rights.reach(view, request.inode, permissions.READ | (permissions.SEARCH if request.want_entries else 0))
             page, end = lookups.readdir(view, request.inode, request.after_cookie, request.limit, request.want_entries)
-        addresses = self._workers.addresses
-        entries = [
-            codec.directory_entry(
-                cookie, ordered, inode, addresses, rights.reading(inode) if inode else codec.no_tokens
-            )
-            for cookie, ordered, inode in page
-        ]
-        return master_pb2.ReaddirReply(entries=entries, end=end)
+            some = request.want_entries and view.has_xattrs()
+            have_xattrs = {ordered.inode for _, ordered, _ in page if some and view.has_xattrs(ordered.inode)}
+        return codec.readdir_reply(page, end, self._workers.addresses, rights.reading, have_xattrs)
 
     @_rpc
     async def GetXattrs(self, request: master_pb2.GetXattrsRequest, context: Any) -> master_pb2.GetXattrsReply:

@@ -98,6 +98,10 @@ class View:
     def xattrs(self, inode: int) -> dict[bytes, bytes]:
         return {key[8:]: value for key, value in rows(self.reader, "xattrs", u64(inode))}
 
+    def has_xattrs(self, inode: int | None = None) -> bool:
+        """Whether that inode has extended attributes; without one, whether any has."""
+        return bool(self.reader.scan("xattrs", b"" if inode is None else u64(inode), limit=1))
+
     # ---------------------------------------------------------------- blocks
 
     def find_block(self, block: int) -> Block | None:

@@ -162,7 +162,10 @@ class Entry(google.protobuf.message.Message):
     SYMLINK_TARGET_FIELD_NUMBER: builtins.int
     PARENTS_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
+    NO_XATTRS_FIELD_NUMBER: builtins.int
     symlink_target: builtins.bytes
+    no_xattrs: builtins.bool
+    """it has no extended attributes; false: it may have some"""
     @property
     def attributes(self) -> global___Attributes: ...
     @property
@@ -188,9 +191,10 @@ class Entry(google.protobuf.message.Message):
         symlink_target: builtins.bytes = ...,
         parents: collections.abc.Iterable[builtins.int] | None = ...,
         names: global___DirectoryNames | None = ...,
+        no_xattrs: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attributes", b"attributes", "names", b"names"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "extents", b"extents", "names", b"names", "parents", b"parents", "replicas", b"replicas", "symlink_target", b"symlink_target"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "extents", b"extents", "names", b"names", "no_xattrs", b"no_xattrs", "parents", b"parents", "replicas", b"replicas", "symlink_target", b"symlink_target"]) -> None: ...
 
 global___Entry = Entry
 

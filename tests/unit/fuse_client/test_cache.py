@@ -180,3 +180,36 @@ def test_directory_gets_the_time_of_what_was_made_in_it() -> None:
     changed = known.entry(D)
     assert changed is not None
     assert (changed.attributes.mtime_ns, changed.attributes.ctime_ns, changed.attributes.nlink) == (9, 9, 3)
+
+
+def page(*inodes: int, no_xattrs: bool = True) -> list[pb.DirectoryEntry]:
+    made = [pb.DirectoryEntry(name=b"%d" % inode, inode=inode, cookie=inode, entry=entry(inode)) for inode in inodes]
+    for item in made:
+        item.entry.no_xattrs = no_xattrs
+    return made
+
+
+def test_a_page_of_a_listing_is_remembered_without_what_moved_meanwhile() -> None:
+    known, _ = cache()
+    token = known.token()
+    known.invalidate(pb.Invalidation(inode=F, content=True))
+    known.read_page(token, D, page(F, F + 1))
+    assert (known.find(D, b"%d" % F), known.entry(F), known.xattrs(F)) == (F, None, None)
+    assert known.entry(F + 1) == page(F + 1)[0].entry
+    assert known.xattrs(F + 1) == {}
+    assert known.granted(D)
+    token = known.token()
+    known.invalidate(pb.Invalidation(directory=D, name=b"x"))
+    known.read_page(token, D, page(F + 2))
+    assert (known.find(D, b"%d" % (F + 2)), known.entry(F + 2)) == (None, None)
+
+
+def test_attributes_that_may_be_there_are_asked_for() -> None:
+    known, _ = cache()
+    known.read_page(known.token(), D, page(F, no_xattrs=False))
+    assert known.entry(F) is not None
+    assert known.xattrs(F) is None
+    known.read_entry(known.token(), page(E)[0].entry, D)
+    assert known.xattrs(E) == {}
+    known.invalidate(pb.Invalidation(inode=E))
+    assert known.xattrs(E) is None

@@ -187,15 +187,20 @@ def test_files_from_create_to_dump(serve):
         await client.mutate(set_xattr=master_pb2.SetXattr(inode=inode, name=b"user.a", value=b"\0"))
         xattrs = await client.call("GetXattrs", inode=inode)
         assert dict(xattrs.xattrs) == {"user.a": b"\0"}
+        other = await client.mkdir(b"other", directory)
+        both = (await client.call("Readdir", inode=directory, want_entries=True)).entries
+        assert {item.inode: item.entry.no_xattrs for item in both} == {inode: False, other: True}
+        assert not (await client.call("Getattr", inode=inode)).no_xattrs
+        assert (await client.call("Lookup", parent=directory, name=b"other")).no_xattrs
         totals = await client.call("Statfs")
-        assert (totals.inodes, totals.blocks, totals.total_bytes, totals.available_bytes) == (3, 1, 2 * GiB, GiB)
+        assert (totals.inodes, totals.blocks, totals.total_bytes, totals.available_bytes) == (4, 1, 2 * GiB, GiB)
         records = [record async for record in client.stub.Dump(master_pb2.DumpRequest())]
-        assert [record.WhichOneof("record") for record in records].count("inode") == 3
+        assert [record.WhichOneof("record") for record in records].count("inode") == 4
         pages = [record async for record in client.stub.Dump(master_pb2.DumpRequest(pages=True))]
         assert [len(record.page.records) for record in pages] == [len(records) - 1, 0]
         assert [*pages[0].page.records, pages[1]] == records
         assert records[-1].end.problems == []
-        assert records[-1].end.dentries == 2
+        assert records[-1].end.dentries == 3
         status = await client.call("Status")
         assert status.workers[0].state == "live"
         assert status.sessions[0].session_id == client.context.session_id
