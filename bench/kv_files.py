@@ -68,23 +68,21 @@ class KvFiles:
         read_directory: the same directory by another mount.
     """
 
-    def __init__(
-        self, directory: Path, contents: Contents, threads: int, read_directory: Path | None = None
-    ) -> None:
+    def __init__(self, directory: Path, contents: Contents, threads: int, read_directory: Path | None = None) -> None:
         self.directory = os.fspath(directory)
         self.read_directory = os.fspath(read_directory or directory)
         self.contents = contents
         self.threads = threads
         os.makedirs(self.directory, exist_ok=True)
 
-    def _name(self, number: int) -> str:
+    def name(self, number: int) -> str:
         return f"{number:016x}.kv"
 
     def store(self, *, sync: bool = False) -> Sample:
         """GB/s. ``sync``: each file is fsynced before it is renamed."""
 
         def one(number: int, _: memoryview) -> None:
-            path = f"{self.directory}/{self._name(number)}"
+            path = f"{self.directory}/{self.name(number)}"
             temporary = f"{path}.{threading.get_native_id()}.tmp"
             fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
             try:
@@ -119,7 +117,7 @@ class KvFiles:
                 raise WrongBytesError(f"{place_of(directory or self.read_directory)}: file {number} has other bytes")
 
     def _read(self, place: str, number: int, buffer: memoryview) -> None:
-        fd = os.open(f"{place}/{self._name(number)}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{place}/{self.name(number)}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             read_all(fd, buffer)
         finally:

@@ -59,9 +59,7 @@ class Nodes:
         """An SDK client on that node; the caller closes it."""
         from ..client.client import Client
 
-        return Client(
-            self.master_address, node_id=f"node{node}", worker_socket=os.fspath(self.socket(node)), **options
-        )
+        return Client(self.master_address, node_id=f"node{node}", worker_socket=os.fspath(self.socket(node)), **options)
 
     def processes(self) -> dict[str, list[int]]:
         """Process ids by the daemons' names; a mount's relay is a process of the mount."""
@@ -103,7 +101,9 @@ class Nodes:
 
     def _add(self, name: str, arguments: list[str]) -> None:
         kind = name.rstrip("0123456789")
-        chosen = {f"HEARTH_{kind.upper()}_{key.upper()}": str(value) for key, value in self.settings.get(kind, {}).items()}
+        chosen = {
+            f"HEARTH_{kind.upper()}_{key.upper()}": str(value) for key, value in self.settings.get(kind, {}).items()
+        }
         daemon = Daemon(
             name,
             hearth_command(kind, *arguments),

@@ -60,9 +60,7 @@ class Results:
         return make(section, step, unit, values, calls_s=calls, **more)  # type: ignore[arg-type]
 
 
-def interleave(
-    visits: Mapping[str, Visit], rounds: int, *, required: str = "hearthfs", warm_up: int = 1
-) -> Results:
+def interleave(visits: Mapping[str, Visit], rounds: int, *, required: str = "hearthfs", warm_up: int = 1) -> Results:
     """``rounds`` rounds of all visits, after ``warm_up`` ones that do not count (numbered below zero).
 
     A contender that fails is left out from then on, with its reason; but what ``required`` raises is raised.

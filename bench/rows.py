@@ -1,6 +1,6 @@
 """What a benchmark measured: one row for each thing that was done, with a figure for each who did it. Pure.
 
-    rows = [make("metadata", "stat, known names", "us", {"hearthfs": [81.0, 80.2], "raw": [70.0, 69.8]}, threads=1)]
+rows = [make("metadata", "stat, known names", "us", {"hearthfs": [81.0, 80.2], "raw": [70.0, 69.8]}, threads=1)]
 """
 
 from __future__ import annotations

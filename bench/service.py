@@ -117,7 +117,9 @@ class Service:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
                 self.close()
-                raise NotStartedError(f"{self.name} did not come up within {timeout_s:g} s: {''.join(last) or 'no output'}")
+                raise NotStartedError(
+                    f"{self.name} did not come up within {timeout_s:g} s: {''.join(last) or 'no output'}"
+                )
             time.sleep(0.1)
 
     def start_mount(self, timeout_s: float = 40.0) -> None:
@@ -130,6 +132,10 @@ class Service:
         assert place is not None, f"{self.name} mounts nothing"
         self.start(lambda: os.path.ismount(place), timeout_s)
 
+    def _left(self, group: int) -> bool:
+        """Whether any of its processes is still there; reaps the first."""
+        return self._process is not None and (self._process.poll() is None or bool(processes_of_group(group)))
+
     def close(self, grace_s: float = 10.0) -> None:
         """Ends it and all it started. Safe to call twice."""
         if self.mountpoint:
@@ -140,12 +146,10 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
             deadline = time.monotonic() + grace_s
-            while processes_of_group(group) and time.monotonic() < deadline:
+            while self._left(group) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            if not processes_of_group(group):
+            if not self._left(group):
                 break
         if self.mountpoint:
             unmount(self.mountpoint)

@@ -33,7 +33,7 @@ class SeaweedFs:
         self.settings = f"SeaweedFS {self.version}, one server with filer; cache on {kind}: mount {options}"
 
     def _options(self, cache: str) -> list[str]:
-        common = [f"-cacheDir={cache}", "-cacheCapacityMB=2048"]
+        common = [f"-cacheDir={cache}", "-cacheCapacityMB=1024"]
         if not self.best:
             return common
         return [*common, "-chunkSizeLimitMB=16", "-writebackCache", "-cacheMetaTtlSec=600", "-asyncDio"]
@@ -52,6 +52,7 @@ class SeaweedFs:
                 f"-volume.port={ports['volume']}", f"-volume.port.grpc={ports['volume.grpc']}",
                 f"-filer.port={ports['filer']}", f"-filer.port.grpc={ports['filer.grpc']}",
                 "-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=0",
+                "-volume.preStopSeconds=0",
             ],
             self.directory / "server.log",
         )  # fmt: skip

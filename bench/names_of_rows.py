@@ -1,0 +1,10 @@
+"""What rows are called that something else refers to: a target, a chart."""
+
+STORE, FIRST, SECOND = "mount: store", "mount: first load", "mount: second load"
+REMOTE_FIRST, REMOTE_SECOND = "mount: first load, block on the other node", "mount: second load, other node"
+SYNC_STORE, COLD_LOAD = "mount: store with fsync", "mount: load, caches dropped"
+LIMITED = "mount: load, more than the reader's memory"
+PUT, GET = "SDK: put_many", "SDK: get_many"
+REMOTE_GET = "SDK: get_many, block on the other node"
+CONNECTOR_STORE, CONNECTOR_LOAD = "connector: store", "connector: load"
+OVERHEAD = "connector: share of time outside raw I/O and memcpy"
