@@ -30,7 +30,7 @@ def rows(places: Sequence[Path], rounds: int, quick: bool) -> Iterator[Row]:
             results = interleave(visits, rounds, required=next(iter(labels)))
             for step in (STORE, FIRST, SECOND, HIT, MISS):
                 unit = "/s" if step in (HIT, MISS) else "GB/s"
-                note = "; ".join(f"{who}: {why}" for who, why in results.failures.items())
+                note = "; ".join(results.reasons())
                 yield results.row("directories", step, unit, mib=mib, threads=threads, note=note)
 
 

@@ -120,6 +120,6 @@ def _remove(contender: Contender, files: KvFiles) -> None:
 
 
 def _rows(section: str, steps: tuple[str, ...], results: Results, mib: float, threads: int) -> Iterator[Row]:
-    note = "; ".join(f"{who} failed: {why}" for who, why in results.failures.items())
+    note = "; ".join(results.reasons())
     for step in steps:
         yield results.row(section, step, "GB/s", mib=mib, threads=threads, note=note)

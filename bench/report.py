@@ -91,7 +91,7 @@ def what(row: Row) -> str:
 def line(row: Row) -> str:
     """For the terminal, as soon as it was measured."""
     figures = "  ".join(f"{who} {number(figure.median)}" for who, figure in row.figures.items())
-    return f"{what(row)} [{row.unit}]: {figures or 'nothing'}{f'  ({row.note})' if row.note else ''}"
+    return f"{what(row)} [{row.unit}]: {figures or row.note or 'nothing'}"
 
 
 def _page(report: Report, picture: str) -> Iterator[str]:

@@ -52,6 +52,10 @@ class Results:
         for by_contender in self.samples.values():
             by_contender.pop(who, None)
 
+    def reasons(self) -> list[str]:
+        """One sentence for each contender that failed."""
+        return [f"{who} failed: {why}" for who, why in self.failures.items()]
+
     def row(self, section: str, step: str, unit: str, **more: object) -> Row:
         """The row of one step. ``more``: as ``rows.make`` takes it."""
         found = self.samples.get(step, {})

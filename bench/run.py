@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import directories, machine, mounts
+from . import connector_path, daemon_memory, directories, machine, mounts, sdk
 from .contenders import Lab
 from .report import Report, line
 from .rows import Row
@@ -26,6 +26,9 @@ SECTIONS: dict[str, Section] = {
     "mounts": mounts.hot,
     "disk": mounts.cold,
     "limit": mounts.limited,
+    "sdk": sdk.rows,
+    "connector": connector_path.rows,
+    "memory": daemon_memory.rows,
 }
 QUICK_ROUNDS, ROUNDS = 3, 5
 
