@@ -6,7 +6,7 @@ PROTOC_VENV := .venv-protoc
 PYTHON ?= python3
 FUZZ_S ?= 60
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PARTS := cli client common connector fuse_client master worker
+PARTS := bench cli client common connector fuse_client master worker
 PROTOS := $(wildcard proto/*.proto)
 # fuse3 and its headers for the mount, a compiler for pyfuse3, e2fsprogs for tests with small disks.
 DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2fsprogs mount
@@ -70,9 +70,13 @@ fuzz: setup  ## each fuzz target with coverage for FUZZ_S seconds (60)
 		$(BIN)/python -m hearthfs.tests.fuzz.atheris_run $$target -max_total_time=$(FUZZ_S) || exit 1; \
 	done
 
-bench: setup  ## benchmarks, with tables and figures
+# BENCH holds options of `hearth bench`, such as --quick. Mooncake's libraries want libibverbs, although it uses TCP here.
+bench: setup  ## HearthFS beside its rivals, in tables and a picture; half an hour on a quiet machine (root)
 	$(PIP) -e '.[bench]'
-	$(BIN)/python bench/run.py
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s libibverbs1 >/dev/null 2>&1; then \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends libibverbs1; \
+	fi
+	$(BIN)/hearth bench --work build --docs docs/performance.md $(BENCH)
 
 # protoc's Python package pins an older protobuf than vLLM brings, so it has an environment of its own.
 $(PROTOC_VENV)/.ready: Makefile

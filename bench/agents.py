@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -53,6 +54,9 @@ class SharedMemory:
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
+        for piece in (self.source, self.target):
+            with contextlib.suppress(BufferError):  # somebody still has a view; its end will be the memory's
+                piece.close()
 
 
 class Agent:

@@ -163,22 +163,16 @@ class Bare:
         self._directory, self._mover, self._write, self._read = os.fspath(directory), engine.mover, write, read
         slots = slots_for(settings.staging_bytes // 2, chunk_format.file_bytes(CHUNK_BYTES))
         self._arena = Arena(slots, chunk_format.file_bytes(CHUNK_BYTES))
-        self._storers = ThreadPoolExecutor(settings.store_threads)
         self._loaders = ThreadPoolExecutor(settings.load_threads)
 
     def store(self, pieces: list[Piece]) -> None:
-        written = []
-        for piece in pieces:  # one thread copies, others write, as in the connector
+        """One after the other on this thread: two would wait for each other's interpreter lock."""
+        for piece in pieces:
             (slot,) = self._arena.acquire(1, WAIT_S)
             view = self._arena.view(slot, CHUNK_BYTES)
             self._mover.gather(piece, view)
-            written.append(self._storers.submit(self._write_one, piece.name, view, slot))
-        for each in written:
-            each.result()
-
-    def _write_one(self, name: str, view: memoryview, slot: int) -> None:
-        self._write(f"{self._directory}/{name}", view)
-        self._arena.release([slot])
+            self._write(f"{self._directory}/{piece.name}", view)
+            self._arena.release([slot])
 
     def load(self, pieces: list[Piece]) -> None:
         list(self._loaders.map(self._load_one, pieces))
@@ -195,7 +189,6 @@ class Bare:
             os.unlink(f"{self._directory}/{name}")
 
     def close(self) -> None:
-        self._storers.shutdown()
         self._loaders.shutdown()
 
 

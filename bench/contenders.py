@@ -64,6 +64,8 @@ class Lab:
         self.contenders: list[Contender] = []
         self.missing: dict[str, str] = {}
         """Rivals that take no part, and why."""
+        self.settings: dict[str, str] = {}
+        """Of those that a section brings in."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -30,7 +30,7 @@ def rows(lab: Lab) -> Iterator[Row]:
         shutil.rmtree(files.directory)
         one.settle()
     lab.check_disk()
-    note = f"{FILES} files of {FILE_BYTES >> 20} MiB stored and loaded through both mounts; processes of one service together"
+    note = f"{FILES} files of {FILE_BYTES >> 20} MiB stored, and loaded through both mounts"
     for when, found in (("fresh", fresh), ("after work", worked)):
         names = dict.fromkeys(name for by_daemon in found.values() for name in by_daemon)
         for name in names:

@@ -25,7 +25,7 @@ def rows(places: Sequence[Path], rounds: int, quick: bool) -> Iterator[Row]:
     labels = {os.fspath(place): place for place in places}
     for mib, count in kv_files.sizes(quick):
         contents = Contents(int(mib * (1 << 20)), count)
-        for threads in (1, 4):
+        for threads in kv_files.thread_counts(quick):
             visits = {label: _visit(place, contents, threads) for label, place in labels.items()}
             results = interleave(visits, rounds, required=next(iter(labels)))
             for step in (STORE, FIRST, SECOND, HIT, MISS):

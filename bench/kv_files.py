@@ -151,6 +151,12 @@ def spread(
     return list(_pools[threads].map(timed, numbers))
 
 
+def end_threads() -> None:
+    """Of all numbers; the next ``spread`` starts new ones."""
+    while _pools:
+        _pools.popitem()[1].shutdown()
+
+
 def _buffer(size_bytes: int) -> memoryview:
     """This thread's own memory, touched before."""
     held = getattr(_memory, "buffer", None)
@@ -191,4 +197,8 @@ def drop_caches() -> None:
 
 def sizes(quick: bool) -> Iterator[tuple[float, int]]:
     """(MiB of a file, how many of them)."""
-    yield from ((1, 64), (8, 24), (64, 4)) if quick else ((1, 256), (8, 64), (64, 8))
+    yield from ((8, 24), (64, 4)) if quick else ((1, 128), (8, 40), (64, 6))
+
+
+def thread_counts(quick: bool) -> tuple[int, ...]:
+    return (4,) if quick else (1, 4)

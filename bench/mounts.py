@@ -24,7 +24,7 @@ def hot(lab: Lab) -> Iterator[Row]:
     steps = (STORE, FIRST, SECOND, REMOTE_FIRST, REMOTE_SECOND)
     for mib, count in kv_files.sizes(lab.quick):
         contents = Contents(int(mib * (1 << 20)), count)
-        for threads in (1, 4):
+        for threads in kv_files.thread_counts(lab.quick):
             visits = {one.label: _hot_visit(one, contents, threads) for one in lab.contenders}
             results = interleave(visits, lab.rounds)
             lab.check_disk()
@@ -53,7 +53,7 @@ def cold(lab: Lab) -> Iterator[Row]:
         if mib == 1:
             continue
         contents = Contents(int(mib * (1 << 20)), count)
-        for threads in (1, 4):
+        for threads in kv_files.thread_counts(lab.quick):
             visits = {one.label: _cold_visit(one, contents, threads) for one in lab.contenders}
             results = interleave(visits, lab.rounds)
             lab.check_disk()
@@ -77,30 +77,29 @@ def _cold_visit(contender: Contender, contents: Contents, threads: int) -> Visit
 def limited(lab: Lab) -> Iterator[Row]:
     """A reader in a memory group of its own, whose limit is a third of what it reads, over and over."""
     reason = why_not()
-    mib, count = 64.0, 6 if lab.quick else 12
+    mib, count = 64.0, 6 if lab.quick else 9
     if reason:
         yield Row("limit", LIMITED, "GB/s", {}, mib, 1, f"skipped: {reason}")
         return
     contents = Contents(int(mib * (1 << 20)), count)
     limit_bytes = contents.total_bytes // 3
     with MemoryGroup(limit_bytes) as group, Reader(group) as reader:
-        for threads in (1, 4):
-            visits = {one.label: _limited_visit(one, contents, threads, reader) for one in lab.contenders}
-            results = interleave(visits, lab.rounds, warm_up=0)
-            lab.check_disk()
-            note = f"{count} files in turn, {limit_bytes >> 20} MiB of memory for the reader and its page cache"
-            yield results.row("limit", LIMITED, "GB/s", mib=mib, threads=threads, note=note)
+        visits = {one.label: _limited_visit(one, contents, reader) for one in lab.contenders}
+        results = interleave(visits, lab.rounds, warm_up=0)
+        lab.check_disk()
+        note = f"{count} files in turn, {limit_bytes >> 20} MiB of memory for the reader and its page cache"
+        yield results.row("limit", LIMITED, "GB/s", mib=mib, threads=1, note="; ".join([note, *results.reasons()]))
 
 
-def _limited_visit(contender: Contender, contents: Contents, threads: int, reader: Reader) -> Visit:
+def _limited_visit(contender: Contender, contents: Contents, reader: Reader) -> Visit:
     def visit(number: int) -> Mapping[str, Sample]:
-        files, _ = _fresh(contender, contents, threads, number)
+        files, _ = _fresh(contender, contents, 1, number)
         files.store()
         files.verify()
         kv_files.drop_caches()  # else the pages are ours, and no limit holds for them
         place = Path(files.directory)
-        reader.load(place, contents, threads)
-        sample = reader.load(place, contents, threads)
+        reader.load(place, contents, 1)
+        sample = reader.load(place, contents, 1)
         _remove(contender, files)
         return {LIMITED: sample}
 

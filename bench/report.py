@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .rows import COLUMNS, SMALLER_IS_BETTER, Figure, Row
+from .rows import COLUMNS, SMALLER_IS_BETTER, Figure, Row, from_json
 from .targets import Verdict, verdicts
 
 
@@ -20,13 +20,41 @@ class Report:
     rows: list[Row] = dataclasses.field(default_factory=list)
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Sections that ended with an error."""
     seconds: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> Report:
+        """What ``as_json`` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it did not.
+        """
+        found = json.loads(text)
+        rows = [from_json(each) for each in found["rows"]]
+        parts = ("machine", "settings", "missing", "failures", "seconds")
+        return cls(rows=rows, **{part: found[part] for part in parts})
+
+    def take_over(self, earlier: Report) -> None:
+        """What an earlier run has of sections that this one does not measure."""
+        self.rows = [*earlier.rows, *self.rows]
+        for part in ("settings", "missing", "failures", "seconds"):
+            setattr(self, part, {**getattr(earlier, part), **getattr(self, part)})
+
+    def forget(self, sections: Sequence[str]) -> None:
+        """Drops these: they are measured again."""
+        self.rows = [row for row in self.rows if row.section not in sections]
+        for part in (self.failures, self.seconds):
+            for section in sections:
+                part.pop(section, None)
 
     def as_json(self) -> str:
         found = {
             "machine": self.machine,
             "settings": self.settings,
             "missing": self.missing,
+            "failures": self.failures,
             "seconds": self.seconds,
             "rows": [row.as_json() for row in self.rows],
             "targets": [dataclasses.asdict(verdict) for verdict in verdicts(self.rows)],
@@ -72,8 +100,8 @@ def number(value: float) -> str:
 def cell(figure: Figure | None) -> str:
     """Median, and the spread behind it."""
     if figure is None:
-        return "–"
-    spread = f" ({number(figure.min)}–{number(figure.max)})" if figure.rounds > 1 else ""
+        return "-"
+    spread = f" ({number(figure.min)} to {number(figure.max)})" if figure.rounds > 1 else ""
     return f"{number(figure.median)}{spread}"
 
 
@@ -97,10 +125,11 @@ def line(row: Row) -> str:
 def _page(report: Report, picture: str) -> Iterator[str]:
     facts = report.machine
     yield from ("# Performance", "")
+    command = "hearth bench --quick" if facts.get("quick") else "hearth bench"
     yield (
-        f"Measured by `hearth bench`{' --quick' if facts.get('quick') else ''}: {facts['rounds']} rounds, everybody once"
-        " in each, in turn; the median, and in brackets the least and the most. Absolute figures drift from one"
-        " machine and hour to the next; ratios within one run are what to quote. Every byte that was loaded was checked."
+        f"Measured by `{command}`: {facts['rounds']} rounds, each with everybody in turn; the median, and in brackets"
+        " the least and the most. Absolute figures drift from one machine and hour to the next; ratios within one row"
+        " are what to quote. Every byte that was loaded was checked."
     )
     yield ""
     yield (
@@ -113,6 +142,8 @@ def _page(report: Report, picture: str) -> Iterator[str]:
     found = verdicts(report.rows)
     if found:
         yield from ("## What must be reached", "", *_table(_VERDICTS, [_verdict(one) for one in found]), "")
+    for name, why in report.failures.items():
+        yield from (f"**Section {name} failed**: {why}", "")
     if report.settings:
         yield from ("## Who was compared", "")
         yield from (f"- **{who}**: {settings}" for who, settings in report.settings.items())
@@ -127,7 +158,7 @@ _VERDICTS = ["what", "at least", "measured", "reached"]
 
 def _verdict(one: Verdict) -> list[str]:
     if one.measured is None:
-        return [one.what, one.bound, "not measured", "–"]
+        return [one.what, one.bound, "not measured", "-"]
     return [one.what, one.bound, number(one.measured), "yes" if one.reached else "NO"]
 
 
@@ -160,8 +191,8 @@ TITLES = {
     "connector": "The connector's worker half",
     "metadata": "Names",
     "memory": "Memory of the daemons",
-    "limits": "Ceilings",
-    "data_path": "Bytes from the other node",
+    "sessions": "Many sessions, one of them stopped",
+    "inodes": "Many inodes",
     "directories": "Directories",
 }
 
@@ -174,7 +205,7 @@ def _contenders(rows: list[Row]) -> list[str]:
 
 def _calls(figure: Figure | None) -> str:
     if figure is None or figure.p50_ms is None or figure.p99_ms is None:
-        return "–"
+        return "-"
     return f"{number(figure.p50_ms)} / {number(figure.p99_ms)}"
 
 

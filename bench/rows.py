@@ -87,6 +87,12 @@ class Row:
         }
 
 
+def from_json(found: Mapping[str, Any]) -> Row:
+    """What ``Row.as_json`` gave."""
+    figures = {who: Figure(**figure) for who, figure in found["figures"].items()}
+    return Row(found["section"], found["name"], found["unit"], figures, found["mib"], found["threads"], found["note"])
+
+
 def make(
     section: str,
     name: str,

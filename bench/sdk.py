@@ -8,12 +8,11 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from .agents import Agent, AgentError, SharedMemory
 from .contenders import Lab
-from .kv_files import Contents
+from .kv_files import Contents, thread_counts
 from .names_of_rows import GET, PUT, REMOTE_GET
 from .rivals.mooncake import MooncakeMaster, python_of
 from .rounds import Sample, Visit, interleave
@@ -30,7 +29,7 @@ def rows(lab: Lab) -> Iterator[Row]:
         writers, readers = _agents(lab, stack, memory)
         for mib, count in cells:
             contents = memory.contents(mib << 20, count)
-            for threads in (1, 4):
+            for threads in thread_counts(lab.quick):
                 visits = {
                     who: _visit(agent, readers.get(who), memory, contents, threads) for who, agent in writers.items()
                 }
@@ -43,7 +42,7 @@ def rows(lab: Lab) -> Iterator[Row]:
 
 def sizes(quick: bool) -> tuple[tuple[int, int], ...]:
     """(MiB of a value, how many)."""
-    return ((8, 48),) if quick else ((1, 256), (8, 256), (64, 16))
+    return ((8, 48),) if quick else ((1, 256), (8, 256), (64, 8))
 
 
 def _agents(lab: Lab, stack: ExitStack, memory: SharedMemory) -> tuple[dict[str, Agent], dict[str, Agent]]:
@@ -76,6 +75,9 @@ def _agents(lab: Lab, stack: ExitStack, memory: SharedMemory) -> tuple[dict[str,
     if importlib.util.find_spec("vllm"):
         for who, direct in (("vllm_fs", True), ("vllm_fs buffered", False)):
             directory = os.fspath(lab.raw / who.replace(" ", "-"))
+            lab.settings[who] = (
+                f"vLLM's fs tier: its own file functions, {'O_DIRECT' if direct else 'buffered'}, raw directory"
+            )
             add(writers, who, "vllm_fs", {"directory": directory, "direct": direct})
     else:
         lab.missing["vllm_fs"] = "vLLM is not installed"
@@ -87,6 +89,7 @@ def _agents(lab: Lab, stack: ExitStack, memory: SharedMemory) -> tuple[dict[str,
         lab.missing["mooncake"] = str(error)
         return writers, readers
     more = {"python": master.python, "environment": {"MC_LOG_LEVEL": "WARNING"}}
+    lab.settings["mooncake"] = master.settings
     segment = memory.size_bytes + (256 << 20)
     add(writers, "mooncake", "mooncake", master.client(segment), **more)
     add(readers, "mooncake", "mooncake", master.client(0), **more)
