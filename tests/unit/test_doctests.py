@@ -8,7 +8,7 @@ import hearthfs
 import pytest
 
 ROOT = Path(hearthfs.__file__).parent
-PARTS = ("cli", "client", "common", "connector", "fuse_client", "master", "worker")
+PARTS = ("bench", "cli", "client", "common", "connector", "fuse_client", "master", "worker")
 MODULES = [
     f"hearthfs.{part}.{path.stem}"
     for part in PARTS
