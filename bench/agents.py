@@ -87,7 +87,7 @@ class Agent:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 pass_fds=memory.fds,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "HEARTH_CONFIG": os.devnull, **(environment or {})},
                 start_new_session=True,
             )
         self._buffer = b""

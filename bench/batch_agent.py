@@ -120,7 +120,7 @@ class VllmFs:
 
         os.makedirs(directory, exist_ok=True)
         self._io, self._directory, self._direct = io, directory, direct
-        self._memory = [(memory_view, _address(memory_view)) for memory_view in map(memoryview, memory)]
+        self._memory = [(memoryview(piece), _address(memoryview(piece))) for piece in memory]
         self._pools = Pools()
 
     def prepare(self, threads: int) -> None:
@@ -164,9 +164,8 @@ class HearthFs:
         from hearthfs.client.settings import ClientSettings
 
         def client(threads: int) -> Client:
-            return Client(
-                settings=ClientSettings(master=master, node_id=node_id, worker_socket=worker_socket, threads=threads)
-            )
+            given = {"master": master, "node_id": node_id, "worker_socket": worker_socket, "threads": threads}
+            return Client(settings=ClientSettings.load(given))
 
         self._make_client = client
         self._clients: dict[int, Client] = {}
@@ -301,7 +300,7 @@ def main() -> None:
         return
     answer({"error": ""})
     try:
-        serve(store, *memory, answer)
+        serve(store, memory[0], memory[1], answer)
     finally:
         with contextlib.suppress(Exception):
             store.close()

@@ -85,7 +85,11 @@ class Lab:
         nodes = self.nodes
         self.contenders.append(
             Contender(
-                "hearthfs", nodes.mountpoint(1), nodes.mode(), other=nodes.mountpoint(2), processes=nodes.processes
+                "hearthfs",
+                nodes.mountpoint(1),
+                f"two nodes; mount: {nodes.mode()}",
+                other=nodes.mountpoint(2),
+                processes=nodes.processes,
             )
         )
         if not self.want_rivals:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from contextlib import ExitStack
@@ -27,7 +26,6 @@ class Nodes:
         count: how many nodes.
         mounts: whether the nodes mount the filesystem; that needs /dev/fuse.
         settings: of daemons by kind, for what cannot be measured with the defaults; travel as environment variables.
-        mount_options: more arguments of ``hearth mount``.
     """
 
     def __init__(
@@ -117,8 +115,3 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         self.daemons.clear()
-
-    def cluster_file(self) -> dict[str, Any]:
-        """What the first mount says of itself to programs in it."""
-        found: dict[str, Any] = json.loads((self.mountpoint() / ".hearth/cluster.json").read_text())
-        return found

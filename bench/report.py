@@ -129,7 +129,8 @@ def _page(report: Report, picture: str) -> Iterator[str]:
     yield (
         f"Measured by `{command}`: {facts['rounds']} rounds, each with everybody in turn; the median, and in brackets"
         " the least and the most. Absolute figures drift from one machine and hour to the next; ratios within one row"
-        " are what to quote. Every byte that was loaded was checked."
+        " are what to quote. After the timed loads of a round every file was read once more in the same way and"
+        " compared; batches and the connector's pages were compared where they had been loaded."
     )
     yield ""
     yield (
