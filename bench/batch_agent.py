@@ -13,9 +13,10 @@ import ctypes
 import json
 import mmap
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -232,6 +233,84 @@ class Mooncake:
         self._store.close()
 
 
+class GrpcStream:
+    """grpc-python and nothing else: another process preads what ``Raw`` stored, streams it in messages of 4 MiB; here
+    they are copied into place. Both sides as plain as they can be."""
+
+    def __init__(self, *, directory: str) -> None:
+        import grpc
+
+        self._server = subprocess.Popen(
+            [sys.executable, os.path.realpath(__file__), SERVE, directory],
+            stdin=subprocess.PIPE,  # its end tells the server to go
+            stdout=subprocess.PIPE,
+        )
+        assert self._server.stdout is not None
+        port = int(self._server.stdout.readline())
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.max_receive_message_length", -1)])
+        self._read = self._channel.unary_stream("/bench/Read", bytes, bytes)
+        self._pools = Pools()
+
+    def prepare(self, threads: int) -> None:
+        self._pool = self._pools.of(threads)
+
+    def put(self, names: list[str], views: list[memoryview]) -> None:
+        raise NotImplementedError("it only reads")
+
+    def get(self, names: list[str], views: list[memoryview]) -> None:
+        def one(name: str, view: memoryview) -> None:
+            done = 0
+            for message in self._read(name.encode(), timeout=60):
+                view[done : done + len(message)] = message
+                done += len(message)
+            assert done == len(view), f"{name}: {done} of {len(view)} bytes came"
+
+        list(self._pool.map(one, names, views))
+
+    def exists(self, names: list[str]) -> int:
+        raise NotImplementedError("it only reads")
+
+    def remove(self, names: list[str]) -> None:
+        raise NotImplementedError("it only reads")
+
+    def close(self) -> None:
+        self._channel.close()
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(10)
+
+
+SERVE = "--serve-stream"
+MESSAGE_BYTES = 4 << 20
+
+
+def serve_stream(directory: str) -> None:
+    """Prints its port; ends with its standard input."""
+    import grpc
+    from hearthfs.common import allocation
+
+    allocation.keep_buffers()  # as our daemons do
+
+    def read(request: bytes, _context: Any) -> Iterator[bytes]:
+        fd = os.open(f"{directory}/{request.decode()}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            at = 0
+            while data := os.pread(fd, MESSAGE_BYTES, at):
+                at += len(data)
+                yield data
+        finally:
+            os.close(fd)
+
+    server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.max_send_message_length", -1)])
+    handler = grpc.unary_stream_rpc_method_handler(read, bytes, bytes)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bench", {"Read": handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    sys.stdin.read()
+    server.stop(0)
+
+
 def _address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
@@ -250,6 +329,8 @@ def make(kind: str, options: dict[str, Any], memory: list[mmap.mmap]) -> Store:
         return HearthFs(**options)
     if kind == "vllm_fs":
         return VllmFs(**options, memory=memory)
+    if kind == "grpc":
+        return GrpcStream(**options)
     if kind == "mooncake":
         return Mooncake(**options, memory=memory)
     raise ValueError(f"no kind {kind!r}")
@@ -308,4 +389,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == SERVE:
+        serve_stream(sys.argv[2])
+    else:
+        main()

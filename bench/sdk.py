@@ -37,7 +37,8 @@ def rows(lab: Lab) -> Iterator[Row]:
                 lab.check_disk()
                 note = "; ".join([f"{count} values at once", *results.reasons()])
                 for step in (PUT, GET, REMOTE_GET):
-                    yield results.row("sdk", step, "GB/s", mib=mib, threads=threads, note=note)
+                    more = "; raw: a bare grpc-python stream from a process that preads" if step == REMOTE_GET else ""
+                    yield results.row("sdk", step, "GB/s", mib=mib, threads=threads, note=note + more)
 
 
 def sizes(quick: bool) -> tuple[tuple[int, int], ...]:
@@ -55,13 +56,14 @@ def _agents(lab: Lab, stack: ExitStack, memory: SharedMemory) -> tuple[dict[str,
         try:
             to[who] = stack.enter_context(Agent(kind, options, memory, log, **more))
         except AgentError as error:
-            if kind in ("raw", "hearthfs"):
+            if kind in ("raw", "grpc", "hearthfs"):
                 raise
             lab.missing[who] = str(error)
 
     for who, checksum in (("raw", False), ("raw + xxh3", True)):
         directory = os.fspath(lab.raw / who.replace(" ", ""))
         add(writers, who, "raw", {"directory": directory, "checksum": checksum})
+    add(readers, "raw", "grpc", {"directory": os.fspath(lab.raw / "raw")})
     for node, to in ((1, writers), (2, readers)):
         options = {
             "master": lab.nodes.master_address,

@@ -52,6 +52,7 @@ TARGETS = (
     Target("SDK get_many vs Mooncake get_into, one process", names.GET, 0.9, "mooncake"),
     Target("SDK put_many vs Mooncake put_from, one process", names.PUT, 2, "mooncake"),
     Target("SDK get_many from the other node vs Mooncake, two processes", names.REMOTE_GET, 0.9, "mooncake"),
+    Target("SDK get_many from the other node vs a bare grpc-python stream", names.REMOTE_GET, 0.8, "raw"),
     Target("connector, share of store + load outside raw I/O and memcpy, %", names.OVERHEAD, 20, at_most=True),
     Target("lookup of 3,600 keys vs os.path.exists on raw, time", names.LOOKUP, 0.15, "raw", at_most=True),
     Target("lookup of 3,600 keys vs Mooncake, time", names.LOOKUP, 4, "mooncake", at_most=True),
