@@ -136,8 +136,8 @@ class Service:
         """Whether any of its processes is still there; reaps the first."""
         return self._process is not None and (self._process.poll() is None or bool(processes_of_group(group)))
 
-    def close(self, grace_s: float = 10.0) -> None:
-        """Ends it and all it started. Safe to call twice."""
+    def close(self, grace_s: float = 3.0) -> None:
+        """Ends it and all it started; what it keeps is thrown away, so it need not be patient. Safe to call twice."""
         if self.mountpoint:
             unmount(self.mountpoint)
         if self._process is None:
