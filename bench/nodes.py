@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -42,6 +43,7 @@ class Nodes:
         self.settings = settings or {}
         self.master_address = f"127.0.0.1:{free_port()}"
         self.daemons: dict[str, Daemon] = {}
+        self._telemetry = f"127.0.0.1:{free_port()}"
         self._stack = ExitStack()
 
     def mountpoint(self, node: int = 1) -> Path:
@@ -64,15 +66,26 @@ class Nodes:
         return {name: processes_of_group(daemon.pid) for name, daemon in self.daemons.items()}
 
     def mode(self) -> str:
-        """How the mount works here: what its processes are, and what it said about itself."""
+        """How the first mount works here, by its own count of the open files that the kernel reads or writes itself."""
         if not self.mounts:
             return "no mount"
+        probe = self.mountpoint() / ".bench-mode"
+        with probe.open("wb") as file:
+            file.write(b"x" * (1 << 20))
+            file.flush()
+            writes = self._passing()
+        with probe.open("rb") as file:
+            reads = self._passing()
+        probe.unlink()
         pids = processes_of_group(self.daemons["mount1"].pid)
         relay = any(b"fuse_client.relay" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
-        said = [line for line in (self.directory / "log/mount1.log").read_text(errors="replace").splitlines()
-                if any(word in line for word in ("relay", "passthrough"))]  # fmt: skip
-        note = f"; it said: {said[0].strip()}" if said else ""
-        return ("default settings, behind the relay" if relay else "default settings, no relay") + note
+        ways = [f"{what} {'by the kernel itself' if passing else 'through the daemon'}"
+                for what, passing in (("reads", reads), ("writes", writes))]  # fmt: skip
+        return f"default settings, {'behind the relay' if relay else 'no relay'}, {', '.join(ways)}"
+
+    def _passing(self) -> bool:
+        with urllib.request.urlopen(f"http://{self._telemetry}/metrics", timeout=10) as reply:
+            return has_passing(reply.read().decode())
 
     def start(self, name: str) -> None:
         self.daemons[name].start()
@@ -91,7 +104,8 @@ class Nodes:
                     place = self.mountpoint(node)
                     place.mkdir(parents=True, exist_ok=True)
                     self._stack.callback(mountpoints.unmount, str(place), force=True)
-                    self._add(f"mount{node}", [str(place), "--foreground", "--worker-socket", local, *common])
+                    own = ["--telemetry-listen", self._telemetry] if node == 1 else []
+                    self._add(f"mount{node}", [str(place), "--foreground", "--worker-socket", local, *common, *own])
         except BaseException:
             self._stack.close()
             raise
@@ -115,3 +129,15 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         self.daemons.clear()
+
+
+def has_passing(metrics: str) -> bool:
+    """Whether a mount's metrics count any open file that the kernel reads or writes by itself.
+
+    >>> has_passing("# HELP x\\nhearth_mount_passthrough_opens 1.0"), has_passing("hearth_mount_passthrough_opens 0.0")
+    (True, False)
+    """
+    for line in metrics.splitlines():
+        if line.startswith("hearth_mount_passthrough_opens "):
+            return float(line.split()[1]) > 0
+    return False
