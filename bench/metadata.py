@@ -123,7 +123,8 @@ def make_names(client: Client, directory: str, count: int, at_once: int = 4000) 
     from hearthfs.proto import common_pb2 as common
     from hearthfs.proto import master_pb2 as pb
 
-    parent = client.makedirs(directory, exist_ok=True) or client.directory(directory.encode())
+    client.makedirs(directory, exist_ok=True)
+    parent = client.directory(directory.encode())
     for start in range(0, count, at_once):
         end = min(count, start + at_once)
         names = common.PackedNames(width=10, packed=b"".join(b"%010d" % number for number in range(start, end)))
