@@ -77,7 +77,7 @@ def _cold_visit(contender: Contender, contents: Contents, threads: int) -> Visit
 def limited(lab: Lab) -> Iterator[Row]:
     """A reader in a memory group of its own, whose limit is a third of what it reads, over and over."""
     reason = why_not()
-    mib, count = 64.0, 6 if lab.quick else 9
+    mib, count = 8.0, 16 if lab.quick else 48
     if reason:
         yield Row("limit", LIMITED, "GB/s", {}, mib, 1, f"skipped: {reason}")
         return
@@ -98,7 +98,6 @@ def _limited_visit(contender: Contender, contents: Contents, reader: Reader) -> 
         files.verify()
         kv_files.drop_caches()  # else the pages are ours, and no limit holds for them
         place = Path(files.directory)
-        reader.load(place, contents, 1)
         sample = reader.load(place, contents, 1)
         _remove(contender, files)
         return {LIMITED: sample}

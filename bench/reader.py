@@ -30,7 +30,11 @@ class Reader:
         return self
 
     def load(self, directory: Path, contents: Contents, threads: int) -> Sample:
-        """Raises: WrongBytesError: what it read is not what was stored; or it died."""
+        """The second time that it reads all; the first time it compares.
+
+        Raises:
+            WrongBytesError: what it read is not what was stored; or it died.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         task = {
@@ -71,8 +75,8 @@ def main() -> None:
         task = json.loads(line)
         files = KvFiles(Path(task["directory"]), _Expected(task["size_bytes"], task["digests"]), task["threads"])
         try:
-            sample = files.load()
             files.verify()
+            sample = files.load()
             answer = {"value": sample.value, "calls_s": list(sample.calls_s), "error": ""}
         except (OSError, WrongBytesError) as error:
             answer = {"value": 0.0, "calls_s": [], "error": f"{type(error).__name__}: {error}"}
