@@ -107,6 +107,7 @@ def build(settings: ClientSettings, kind: str) -> Core:
         channels,
         local,
         node_id,
+        use_port=settings.data_port == "auto",
         policy=policy,
         tokens=lambda keys: tokens.of(keys, lambda late: metadata.sign_blocks(late, Deadline(renew_s))),
     )

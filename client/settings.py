@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,9 @@ class ClientSettings(CredentialSettings):
     local_connections: int = Field(8, ge=1, le=256, description="to the local worker at one time")
     max_channels: int = Field(64, ge=1, description="gRPC channels to workers kept open")
     tokens: int = Field(65_536, ge=1, description="block tokens remembered, see docs/security.md")
+    data_port: Literal["auto", "off"] = Field(
+        "auto", description="read blocks elsewhere by the workers' data ports; off: by gRPC only"
+    )
     page_entries: int = Field(2000, ge=1, le=100_000, description="directory entries asked for at one time")
 
     def thread_count(self) -> int:

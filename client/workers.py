@@ -1,4 +1,4 @@
-"""How to reach a worker: this node's by its socket, every other by gRPC."""
+"""How to reach a worker: this node's by its socket, every other by gRPC and its data port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import grpc
 
-from ..common.data_stream import read_into, write_from
+from ..common.data_socket import DataLink
+from ..common.data_stream import write_from
 from ..common.errors import (
     BlockMissing,
     Busy,
@@ -20,6 +21,7 @@ from ..common.errors import (
     WrongCluster,
     from_rpc_error,
 )
+from ..common.sink import Into
 from ..common.telemetry import TRACE_KEY, current_trace_id
 from ..common.types import BlockKey
 from ..proto import master_pb2 as master
@@ -43,6 +45,7 @@ class Workers:
         local: LocalWorker | None,
         node_id: str,
         *,
+        use_port: bool = True,
         policy: RetryPolicy | None = None,
         tokens: Callable[[Sequence[BlockKey]], Sequence[bytes]] = lambda _: (),
         sleep: Callable[[float], None] = time.sleep,
@@ -50,6 +53,7 @@ class Workers:
     ) -> None:
         self._channels = channels
         self._local = local
+        self._link = DataLink(use_port=use_port)
         self.node_id = node_id
         self._policy = policy or RetryPolicy()
         self._sleep = sleep
@@ -58,6 +62,7 @@ class Workers:
         self._leases: dict[tuple[str, BlockKey], int] = {}
 
     def close(self) -> None:
+        self._link.close()
         self._channels.close()
         if self._local is not None:
             self._local.close()
@@ -141,7 +146,7 @@ class Workers:
             self._sleep(delay)
 
     def read(self, worker: Replica, version: Version, start: int, into: memoryview, timeout_s: float) -> None:
-        """Whole chunks by gRPC, verified.
+        """Whole chunks from a worker elsewhere, verified.
 
         Raises:
             BlockCorrupt, BlockMissing, Unavailable, DeadlineExceeded: ``into`` holds nothing to be used then.
@@ -150,16 +155,17 @@ class Workers:
         what = f"{version.what} on worker {worker.worker_id} at {worker.address}"
         with self._channel(worker, what) as channel:
             try:
-                read_into(
+                self._link.read(
+                    worker.address,
                     channel,
                     version.key,
                     start,
-                    into,
+                    len(into),
+                    Into(into, start),
                     block_length=version.length_bytes,
                     digest=version.digest,
                     timeout_s=timeout_s,
                     what=what,
-                    metadata=((TRACE_KEY, current_trace_id()),),
                     token=self._token(version.key),
                     lease_id=self._leases.get((worker.worker_id, version.key), 0),
                 )

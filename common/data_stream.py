@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from ..proto import worker_pb2 as pb
 from . import checksums
 from .errors import BlockCorrupt, HearthError, InvalidArgument, from_rpc_error, to_trailing_metadata
+from .sink import Into, Sink
 
 SERVICE = "hearthfs.v1.Data"
 READ = f"/{SERVICE}/Read"
@@ -92,6 +93,67 @@ def _abort(context: grpc.ServicerContext, error: HearthError) -> None:
     context.abort(error.code, str(error))
 
 
+def verifier(header: pb.ReadHeader, size: int, block_length: int, digest: int, what: str) -> checksums.Verifier:
+    """For the payload behind ``header``.
+
+    Raises:
+        BlockCorrupt: it is not what was asked for.
+    """
+    if header.block_length_bytes != block_length or header.payload_bytes != size:
+        raise BlockCorrupt(
+            f"{what}: is {header.block_length_bytes} bytes long, not {block_length}, "
+            f"and sends {header.payload_bytes} of the {size} asked for"
+        )
+    return checksums.Verifier(header.checksums, block_length, digest, what)
+
+
+def read(
+    channel: grpc.Channel,
+    request: pb.ReadRequest,
+    size: int,
+    sink: Sink,
+    *,
+    block_length: int,
+    digest: int,
+    timeout_s: float,
+    what: str,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> bytes:
+    """Hands the ``size`` bytes that ``request`` asks for to ``sink``, each chunk verified before, and returns the
+    block's packed checksums. The range begins on a chunk boundary, and ends on one or at the block's end.
+
+    Raises:
+        BlockCorrupt, BlockMissing, Unavailable, DeadlineExceeded: what the sink got is not to be used.
+    """
+    call = channel.unary_stream(READ, pb.ReadRequest.SerializeToString, _same)(
+        request, timeout=timeout_s, metadata=metadata
+    )
+    try:
+        header = pb.ReadHeader.FromString(next(call))
+        check = verifier(header, size, block_length, digest, what).check
+        at, end = request.offset_bytes, request.offset_bytes + size
+        for message in call:
+            if at + len(message) > end:
+                raise BlockCorrupt(f"{what}: sends more than the {size} bytes it announced")
+            with memoryview(message) as data:
+                for begin in range(0, len(data), checksums.CHUNK_BYTES):
+                    part = data[begin : begin + checksums.CHUNK_BYTES]
+                    check(at + begin, part)
+                    room = sink.room(at + begin, len(part))
+                    room[:] = part
+                    sink.done(at + begin, room)
+            at += len(message)
+        if at != end:
+            raise BlockCorrupt(f"{what}: stream ended after {at - request.offset_bytes} of {size} bytes")
+        return header.checksums
+    except StopIteration:
+        raise BlockCorrupt(f"{what}: stream ended before its header") from None
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, what) from None
+    finally:
+        call.cancel()
+
+
 def read_into(
     channel: grpc.Channel,
     key: tuple[int, int],
@@ -106,9 +168,7 @@ def read_into(
     token: bytes = b"",
     lease_id: int = 0,
 ) -> None:
-    """Fills ``into`` with bytes ``[offset, offset + len(into))`` of a block; each chunk is verified.
-
-    ``offset`` and the end lie on chunk boundaries, or the end at the block's end.
+    """``read`` into the caller's memory.
 
     Raises:
         BlockCorrupt, BlockMissing, Unavailable, DeadlineExceeded: ``into`` then holds nothing to be used.
@@ -121,33 +181,17 @@ def read_into(
         token=token,
         lease_id=lease_id,
     )
-    call = channel.unary_stream(READ, pb.ReadRequest.SerializeToString, _same)(
-        request, timeout=timeout_s, metadata=metadata
+    read(
+        channel,
+        request,
+        len(into),
+        Into(into, offset),
+        block_length=block_length,
+        digest=digest,
+        timeout_s=timeout_s,
+        what=what,
+        metadata=metadata,
     )
-    try:
-        header = pb.ReadHeader.FromString(next(call))
-        if header.block_length_bytes != block_length or header.payload_bytes != len(into):
-            raise BlockCorrupt(
-                f"{what}: is {header.block_length_bytes} bytes long, not {block_length}, "
-                f"and sends {header.payload_bytes} of the {len(into)} asked for"
-            )
-        verifier = checksums.Verifier(header.checksums, block_length, digest, what)
-        done = 0
-        for message in call:
-            end = done + len(message)
-            if end > len(into):
-                raise BlockCorrupt(f"{what}: sends more than the {len(into)} bytes it announced")
-            into[done:end] = message
-            verifier.check(offset + done, into[done:end])
-            done = end
-        if done != len(into):
-            raise BlockCorrupt(f"{what}: stream ended after {done} of {len(into)} bytes")
-    except StopIteration:
-        raise BlockCorrupt(f"{what}: stream ended before its header") from None
-    except grpc.RpcError as error:
-        raise from_rpc_error(error, what) from None
-    finally:
-        call.cancel()
 
 
 def write_from(

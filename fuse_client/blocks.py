@@ -137,6 +137,11 @@ class Blocks:
             if isinstance(error, NotFound):
                 self._report(key, worker_id, error)
             return None
+        return self._local_block(key, extent, worker_id, fd, file)
+
+    def _local_block(
+        self, key: BlockKey, extent: common.Extent, worker_id: str, fd: int, file: pb.BlockFile
+    ) -> LocalBlock | None:
         try:
             verifier = Verifier(file.checksums, extent.length_bytes, extent.digest, f"block {key} on {worker_id}")
         except BlockCorrupt as error:
@@ -150,12 +155,16 @@ class Blocks:
     ) -> LocalBlock | None:
         assert self._worker is not None
         sources = [replica.address for replica in replicas]
+        timeout_s = self._settings.data_timeout_s
         try:
-            await self._worker.fetch(key, extent.length_bytes, extent.digest, sources, self._settings.data_timeout_s)
+            fd, file = await self._worker.fetch(key, extent.length_bytes, extent.digest, sources, timeout_s)
         except HearthError as error:  # no room here, source gone: ranges from elsewhere are the next try
             log.warning("block-not-fetched", block=str(key), reason=str(error))
             return None
-        return await self._open_local(key, extent, self._node_id)
+        local = self._local_block(key, extent, self._node_id, fd, file)
+        if local is not None and file.verified and self.passing is not None:
+            self.passing.verified_here(key, local.fd)
+        return local
 
     def _report(self, key: BlockKey, worker_id: str, error: HearthError) -> None:
         self.bad_replicas += 1
@@ -374,7 +383,7 @@ class Blocks:
         sealed.synced = synced
         sealed.written_at = "" if working.local else working.address
         if self.passing is not None:
-            self.passing.sealed_here(sealed)
+            self.passing.verified_here(sealed.key, local.fd)
         return sealed
 
     # -- connections

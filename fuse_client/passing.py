@@ -201,10 +201,9 @@ class Passing:
             self._remember(sealed.key, seen)
         return True
 
-    def sealed_here(self, sealed: SealedBlock) -> None:
-        """We hashed each byte of it on the way to the file."""
-        if sealed.local_fd is not None:
-            self._remember(sealed.key, self._seen(sealed.local_fd))
+    def verified_here(self, key: BlockKey, fd: int) -> None:
+        """We hashed each byte of it on the way to the file, or this node's worker did when it fetched the block."""
+        self._remember(key, self._seen(fd))
 
     def _remember(self, key: BlockKey, seen: _Seen) -> None:
         self._verified[key] = seen

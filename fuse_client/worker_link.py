@@ -72,11 +72,12 @@ class WorkerLink:
             _raise_first(reply)
             return reply.message.blocks[0]
 
-    async def fetch(self, key: BlockKey, length_bytes: int, digest: int, sources: list[str], timeout_s: float) -> None:
-        """Brings a replica to this node. Single flight at the worker."""
+    async def fetch(
+        self, key: BlockKey, length_bytes: int, digest: int, sources: list[str], timeout_s: float
+    ) -> tuple[int, pb.BlockFile]:
+        """Brings a replica to this node and gives its descriptor, as ``open``. Single flight at the worker."""
         fetch = pb.FetchBlock(key=_key(key), length_bytes=length_bytes, digest=digest, sources=sources)
-        with await self.call(pb.ControlRequest(fetch=fetch), timeout_s) as reply:
-            _raise_first(reply)
+        return await self._one_descriptor(pb.ControlRequest(fetch=fetch), timeout_s)
 
     async def discard(self, key: BlockKey) -> None:
         with await self.call(pb.ControlRequest(discard=pb.DiscardBlocks(blocks=[_key(key)])), self._timeout_s):

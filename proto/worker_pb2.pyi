@@ -23,6 +23,8 @@ class ReadRequest(google.protobuf.message.Message):
       /hearthfs.v1.Data/Read    request: ReadRequest; replies: one ReadHeader, then the payload in order, in messages of
                                 at most 4 MiB. Ranges are widened by the caller to whole checksum chunks.
       /hearthfs.v1.Data/Write   requests: one WriteHeader, then the payload in order; reply: WriteReply.
+
+    Read is also served on a plain TCP port, the data port, which `hello` names; its layout is in common/data_socket.py.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -31,6 +33,8 @@ class ReadRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     LENGTH_BYTES_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    TRACE_ID_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
     block: builtins.int
@@ -39,6 +43,10 @@ class ReadRequest(google.protobuf.message.Message):
     """a multiple of 1 MiB"""
     length_bytes: builtins.int
     """0: to the end"""
+    worker_id: builtins.str
+    """data port: whom the client means; the port may have become another worker's"""
+    trace_id: builtins.str
+    """data port"""
     token: builtins.bytes
     """where the caller's permissions are checked; see Extent"""
     lease_id: builtins.int
@@ -50,10 +58,12 @@ class ReadRequest(google.protobuf.message.Message):
         generation: builtins.int = ...,
         offset_bytes: builtins.int = ...,
         length_bytes: builtins.int = ...,
+        worker_id: builtins.str = ...,
+        trace_id: builtins.str = ...,
         token: builtins.bytes = ...,
         lease_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "lease_id", b"lease_id", "length_bytes", b"length_bytes", "offset_bytes", b"offset_bytes", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "lease_id", b"lease_id", "length_bytes", b"length_bytes", "offset_bytes", b"offset_bytes", "token", b"token", "trace_id", b"trace_id", "worker_id", b"worker_id"]) -> None: ...
 
 global___ReadRequest = ReadRequest
 
@@ -79,6 +89,32 @@ class ReadHeader(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["block_length_bytes", b"block_length_bytes", "checksums", b"checksums", "payload_bytes", b"payload_bytes"]) -> None: ...
 
 global___ReadHeader = ReadHeader
+
+@typing.final
+class DataReply(google.protobuf.message.Message):
+    """Data port: stands before the payload, or instead of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    HEADER_FIELD_NUMBER: builtins.int
+    error: builtins.str
+    """kind of the error family; empty: the payload follows"""
+    message: builtins.str
+    @property
+    def header(self) -> global___ReadHeader: ...
+    def __init__(
+        self,
+        *,
+        error: builtins.str = ...,
+        message: builtins.str = ...,
+        header: global___ReadHeader | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "header", b"header", "message", b"message"]) -> None: ...
+
+global___DataReply = DataReply
 
 @typing.final
 class WriteHeader(google.protobuf.message.Message):
@@ -200,6 +236,8 @@ class ControlReply(google.protobuf.message.Message):
     FD_INDEXES_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
     CLUSTER_ID_FIELD_NUMBER: builtins.int
+    DATA_PORT_FIELD_NUMBER: builtins.int
+    DATA_TICKET_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     message: builtins.str
     """of the first error"""
@@ -210,6 +248,10 @@ class ControlReply(google.protobuf.message.Message):
     """hello"""
     cluster_id: builtins.str
     """hello"""
+    data_port: builtins.int
+    """hello by gRPC; 0: there is none"""
+    data_ticket: builtins.bytes
+    """hello by gRPC: opens connections to the data port, in the name of who said hello"""
     @property
     def errnos(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -218,7 +260,7 @@ class ControlReply(google.protobuf.message.Message):
 
     @property
     def fd_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """unix socket, open/create: block i's descriptor is at this place + 1 (0: none)"""
+        """unix socket, open/create/fetch: block i's descriptor is at this place + 1 (0: none)"""
 
     def __init__(
         self,
@@ -232,8 +274,10 @@ class ControlReply(google.protobuf.message.Message):
         fd_indexes: collections.abc.Iterable[builtins.int] | None = ...,
         worker_id: builtins.str = ...,
         cluster_id: builtins.str = ...,
+        data_port: builtins.int = ...,
+        data_ticket: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "cluster_id", b"cluster_id", "errnos", b"errnos", "fd_indexes", b"fd_indexes", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "message", b"message", "request_id", b"request_id", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "cluster_id", b"cluster_id", "data_port", b"data_port", "data_ticket", b"data_ticket", "errnos", b"errnos", "fd_indexes", b"fd_indexes", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "message", b"message", "request_id", b"request_id", "worker_id", b"worker_id"]) -> None: ...
 
 global___ControlReply = ControlReply
 
@@ -245,12 +289,15 @@ class BlockFile(google.protobuf.message.Message):
     CHECKSUMS_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    VERIFIED_FIELD_NUMBER: builtins.int
     length_bytes: builtins.int
     checksums: builtins.bytes
     """little-endian u64 for each 1 MiB chunk"""
     digest: builtins.int
     limit_bytes: builtins.int
     """create: the block may grow to here now; ask again (create is idempotent) for more"""
+    verified: builtins.bool
+    """fetch: all bytes were checked by this call, on their way here"""
     def __init__(
         self,
         *,
@@ -258,8 +305,9 @@ class BlockFile(google.protobuf.message.Message):
         checksums: builtins.bytes = ...,
         digest: builtins.int = ...,
         limit_bytes: builtins.int = ...,
+        verified: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checksums", b"checksums", "digest", b"digest", "length_bytes", b"length_bytes", "limit_bytes", b"limit_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksums", b"checksums", "digest", b"digest", "length_bytes", b"length_bytes", "limit_bytes", b"limit_bytes", "verified", b"verified"]) -> None: ...
 
 global___BlockFile = BlockFile
 
@@ -388,7 +436,7 @@ global___DiscardBlocks = DiscardBlocks
 
 @typing.final
 class FetchBlock(google.protobuf.message.Message):
-    """Brings a replica of a block to this worker from another. Single flight per block."""
+    """Brings a replica of a block to this worker from another. Single flight per block. Unix socket: read-only descriptor."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

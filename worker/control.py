@@ -52,6 +52,7 @@ class Control:
         worker_id: str,
         cluster_id: str,
         changed: Callable[[], None],
+        invite: Callable[[], tuple[int, bytes]] | None = None,
     ) -> None:
         self._store = store
         self._leases = leases
@@ -61,6 +62,7 @@ class Control:
         self._worker_id = worker_id
         self._cluster_id = cluster_id
         self._changed = changed
+        self._invite = invite
 
     @staticmethod
     def pace(request: worker_pb2.ControlRequest) -> Pace:
@@ -96,11 +98,13 @@ class Control:
             elif op == "discard":
                 self._each(reply, _keys(request.discard.blocks), self._store.discard)
             elif op == "fetch":
-                self._fetch(request.fetch, reply)
+                self._fetch(request.fetch, reply, fds, door)
             elif op == "renew":
                 self._leases.renew(request.renew.lease_id, self._clock.monotonic_s())
                 reply.lease_id = request.renew.lease_id
                 reply.lease_ms = int(self._leases.duration_s * 1000)
+            elif op == "hello" and door == "grpc" and self._invite is not None:
+                reply.data_port, reply.data_ticket = self._invite()
             reply.worker_id = self._worker_id
             reply.cluster_id = self._cluster_id
         except BaseException:
@@ -194,15 +198,22 @@ class Control:
         for record in records:
             reply.blocks.append(block_file_message(record))
 
-    def _fetch(self, fetch: worker_pb2.FetchBlock, reply: worker_pb2.ControlReply) -> None:
-        key = key_from(fetch.key)
-        records = self._each(
-            reply,
-            [key],
-            lambda key: self._fetcher.fetch(key, fetch.length_bytes, fetch.digest, list(fetch.sources)),
-        )
-        for record in records:
-            reply.blocks.append(block_file_message(record))
+    def _fetch(self, fetch: worker_pb2.FetchBlock, reply: worker_pb2.ControlReply, fds: list[int], door: Door) -> None:
+        verified = False
+
+        def one(key: BlockKey) -> OpenBlock:
+            nonlocal verified
+            verified = self._fetcher.fetch(key, fetch.length_bytes, fetch.digest, list(fetch.sources)).verified
+            return self._store.open_read(key)
+
+        (held,) = self._each(reply, [key_from(fetch.key)], one)
+        message = block_file_message(held.record if held else None)
+        message.verified = verified
+        reply.blocks.append(message)
+        if door == "socket":
+            _pass_descriptors(reply, fds, [held])
+        elif held is not None:
+            held.close()
         self._changed()
 
 

@@ -61,6 +61,15 @@ class OpenBlock:
         with self.disk.guard():
             return self.disk.calls.pread("read", self.fd, size, offset)
 
+    def pread_into(self, view: memoryview, offset: int) -> int:
+        """Fills ``view``, or less where the file ends; returns how much.
+
+        Raises:
+            Unavailable: the disk failed.
+        """
+        with self.disk.guard():
+            return self.disk.calls.pread_into("read", self.fd, view, offset)
+
     def dup(self) -> OpenBlock:
         return OpenBlock(self.disk, os.dup(self.fd), self.record)
 

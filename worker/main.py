@@ -21,6 +21,7 @@ from ..proto import master_pb2, worker_pb2
 from .access import Access
 from .block_store import BlockStore
 from .control import Control
+from .data_door import DataDoor
 from .disk import Disk
 from .fetch import Fetcher
 from .identity import Identity
@@ -85,6 +86,9 @@ class Worker:
             settings.listen, settings.rpc_threads, settings.stream_timeout_s, self._credentials, self._refused
         )
         undo.callback(door.stop, STOP_GRACE_S)
+        data = self._data_door()
+        if data is not None:
+            undo.callback(data.stop, STOP_GRACE_S)
         local = LocalSocket(settings.socket_path, settings.max_connections, settings.socket_group)
         undo.callback(local.stop)
         self.address = settings.advertise or f"{settings.listen.rpartition(':')[0]}:{door.port}"
@@ -106,15 +110,25 @@ class Worker:
             self._metrics.fetched_bytes.inc,
             connect=lambda source: self._credentials.channel(source, "worker"),
         )
-        control = Control(store, leases, fetcher, self._clock, self._metrics, settings.identity, cluster_id, link.nudge)
+        control = Control(
+            store,
+            leases,
+            fetcher,
+            self._clock,
+            self._metrics,
+            settings.identity,
+            cluster_id,
+            link.nudge,
+            invite=data.invite if data is not None else None,
+        )
         about = worker_pb2.StatsReply(
             worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=VERSION
         )
         access = Access(lambda: link.block_secrets.known, leases, self._clock)
-        door.start(
-            WorkerService(control, store, leases, about, access),
-            BlockStreams(store, leases, self._clock, self._metrics, access),
-        )
+        streams = BlockStreams(store, leases, self._clock, self._metrics, access)
+        if data is not None:
+            data.start(streams, self._metrics)
+        door.start(WorkerService(control, store, leases, about, access), streams)
         # Without certificates nobody is a user to the master, and nobody gets tokens.
         local.start(control, access if self._credentials.encrypted else None)
         link.start(store)
@@ -123,6 +137,13 @@ class Worker:
         undo.callback(background.join)
         undo.callback(fetcher.stop)
         undo.callback(self._stopping.set)
+
+    def _data_door(self) -> DataDoor | None:
+        settings = self.settings
+        if settings.data_door == "off" or self._credentials.encrypted:  # what it sends would not be
+            return None
+        host = settings.listen.rpartition(":")[0]
+        return DataDoor(host, settings.data_port, settings.data_connections, settings.identity)
 
     def _telemetry(self, health: Health) -> TelemetryServer:
         listen = self.settings.telemetry_listen

@@ -13,7 +13,7 @@ from .leases import Leases
 
 
 class Metrics:
-    """Counters that the parts of one worker add to. ``door`` is "socket" or "grpc"."""
+    """Counters that the parts of one worker add to. ``door`` is "socket", "grpc" or "data"."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -69,6 +69,17 @@ class OsCalls:
             done += len(part)
         return b"".join(parts)
 
+    def pread_into(self, step: str, fd: int, view: memoryview, offset: int) -> int:
+        """Fills ``view``, or less where the file ends; returns how much."""
+        self.before(step)
+        done = 0
+        while done < len(view):
+            got = os.preadv(fd, [view[done:]], offset + done)
+            if not got:
+                break
+            done += got
+        return done
+
     def pwrite(self, step: str, fd: int, data: Buffer, offset: int) -> None:
         """All of ``data``."""
         self.before(step)

@@ -61,30 +61,42 @@ class BlockStreams:
         Raises:
             AccessDenied, NotFound, BlockMissing, BlockCorrupt, InvalidArgument.
         """
+        header, held = self.open_range(request)
+        start = request.offset_bytes
+        payload = self._payload(BlockKey(request.block, request.generation), held, start, start + header.payload_bytes)
+        next(payload)  # entered: from here on it closes the file, also if nobody takes anything from it
+        return header, payload
+
+    def open_range(self, request: worker_pb2.ReadRequest) -> tuple[worker_pb2.ReadHeader, OpenBlock]:
+        """The block and what of it is to be sent, from ``request.offset_bytes``. The caller closes it.
+
+        Raises:
+            NotFound, BlockMissing, BlockCorrupt, InvalidArgument.
+        """
         if self._access is not None:
             self._access.read(caller(), request)
         key = BlockKey(request.block, request.generation)
         held = self._open(key)
-        try:
-            length = held.record.length_bytes
-            start = request.offset_bytes
-            end = start + request.length_bytes if request.length_bytes else length
-            if (
-                start % checksums.CHUNK_BYTES
-                or end > length
-                or start > end
-                or (end % checksums.CHUNK_BYTES and end != length)
-            ):
-                raise InvalidArgument(f"block {key}: bytes {start} to {end} are not whole chunks of its {length} bytes")
-        except BaseException:
+        length = held.record.length_bytes
+        start = request.offset_bytes
+        end = start + request.length_bytes if request.length_bytes else length
+        if (
+            start % checksums.CHUNK_BYTES
+            or end > length
+            or start > end
+            or (end % checksums.CHUNK_BYTES and end != length)
+        ):
             held.close()
-            raise
+            raise InvalidArgument(f"block {key}: bytes {start} to {end} are not whole chunks of its {length} bytes")
         header = worker_pb2.ReadHeader(
             block_length_bytes=length, payload_bytes=end - start, checksums=held.record.checksums
         )
-        payload = self._payload(key, held, start, end)
-        next(payload)  # entered: from here on it closes the file, also if nobody takes anything from it
-        return header, payload
+        return header, held
+
+    def cut_short(self, key: BlockKey, at: int, end: int) -> BlockCorrupt:
+        """A file that ended while it was sent: it is never served again."""
+        self._store.mark_bad(key, f"its file ends at {at}")
+        return BlockCorrupt(f"block {key}: its file ends at {at}, not {end}")
 
     def _open(self, key: BlockKey) -> OpenBlock:
         try:
@@ -102,8 +114,7 @@ class BlockStreams:
                 size = min(data_stream.MESSAGE_BYTES, end - offset)
                 data = held.pread(size, offset)
                 if len(data) != size:
-                    self._store.mark_bad(key, f"its file ends at {offset + len(data)}")
-                    raise BlockCorrupt(f"block {key}: its file ends at {offset + len(data)}, not {end}")
+                    raise self.cut_short(key, offset + len(data), end)
                 self._metrics.read_bytes.labels("grpc").inc(size)
                 yield data
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import pydantic
 
@@ -96,6 +96,11 @@ class WorkerSettings(CredentialSettings):
     max_leases: int = pydantic.Field(4096, gt=0)
     max_connections: int = pydantic.Field(256, gt=0)
     rpc_threads: int = pydantic.Field(32, gt=0)
+    data_door: Literal["auto", "off"] = "auto"
+    """A plain TCP port beside ``listen`` for the bytes of blocks; off: gRPC only."""
+    data_port: int = pydantic.Field(0, ge=0, le=65535)
+    """0: any free one. Name one where a firewall stands between nodes."""
+    data_connections: int = pydantic.Field(256, gt=0)
     fetch_timeout_s: float = pydantic.Field(120.0, gt=0)
     stream_timeout_s: float = pydantic.Field(300.0, gt=0)
 

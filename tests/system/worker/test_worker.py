@@ -67,9 +67,12 @@ def test_a_block_goes_from_worker_to_worker(make_worker, master):
         digest=checksums.digest(sums(DATA), len(DATA)),
         sources=[first.address],
     )
-    reply, _ = client.call(fetch=fetch)
-    assert list(reply.errnos) == [0], reply.message
-    assert reply.blocks[0].checksums == sums(DATA)
+    for fresh in (True, False):
+        reply, (fd,) = client.call(fetch=fetch)
+        assert list(reply.errnos) == [0], reply.message
+        assert (reply.blocks[0].checksums, reply.blocks[0].verified) == (sums(DATA), fresh)
+        assert os.pread(fd, len(DATA) + 1, 0) == DATA
+        os.close(fd)
     client.close()
     assert read(second) == DATA
     master.wait(lambda: any(h.worker_id == "w2" and h.added for h in master.heartbeats))

@@ -83,7 +83,7 @@ def test_verified_once_per_worker_start_and_change(world: World) -> None:
 
 def test_what_was_sealed_here_needs_no_second_look(world: World) -> None:
     async def run() -> None:
-        world.passing.sealed_here(world.block)  # type: ignore[arg-type]
+        world.passing.verified_here(world.block.key, world.block.local_fd)
         assert await world.once()
         assert world.block.verified == 0
 

@@ -14,6 +14,8 @@ from hearthfs.common.errors import (
 from hearthfs.common.types import BlockKey
 from hearthfs.tests.unit.worker.parts import StoreMaker, block_path, pattern, put, read_all, sums
 from hearthfs.worker import fetch as fetch_module
+from hearthfs.worker.control import Control
+from hearthfs.worker.data_door import DataDoor
 from hearthfs.worker.fetch import Fetcher
 from hearthfs.worker.leases import Leases
 from hearthfs.worker.metrics import Metrics
@@ -27,29 +29,37 @@ DIGEST = checksums.digest(sums(DATA), len(DATA))
 class Source:
     """A worker to fetch from."""
 
-    def __init__(self, store):
+    def __init__(self, store, *, data_port):
         self.store = store
         self.reads = 0
+        self.offsets = set()
         self.leases = Leases(10, 100, iter(range(1, 1000)).__next__)
         self.door = GrpcDoor("127.0.0.1:0", 8, 30)
-        streams = BlockStreams(store, self.leases, SystemClock(), Metrics())
-        real = streams.read
+        self.data = DataDoor("127.0.0.1", 0, 16, "w1")
+        metrics = Metrics()
+        streams = BlockStreams(store, self.leases, SystemClock(), metrics)
+        real = streams.open_range
 
         def counted(request):
             self.reads += 1
+            self.offsets.add(request.offset_bytes)
             return real(request)
 
-        streams.read = counted
-        self.door.start(WorkerService(None, store, self.leases, None), streams)
+        streams.open_range = counted
+        invite = self.data.invite if data_port else None
+        control = Control(store, self.leases, None, SystemClock(), metrics, "w1", "c1", lambda: None, invite)
+        self.door.start(WorkerService(control, store, self.leases, None), streams)
+        self.data.start(streams, metrics)
         self.address = f"127.0.0.1:{self.door.port}"
 
     def stop(self):
         self.door.stop(0)
+        self.data.stop(0)
         self.leases.close()
 
 
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
+@pytest.fixture(params=[True, False], ids=["data port", "grpc"])
+def sources(tmp_path, monkeypatch, request):
     """Makes source workers that have the block."""
     monkeypatch.setattr(fetch_module, "PIECE_BYTES", 2 << 20)
     made = []
@@ -57,7 +67,7 @@ def sources(tmp_path, monkeypatch):
     def make(data=DATA):
         maker = StoreMaker(tmp_path / f"source{len(made)}")
         maker.directory.mkdir()
-        source = Source(maker())
+        source = Source(maker(), data_port=request.param)
         if data is not None:
             put(source.store, KEY, data)
         made.append(source)
@@ -69,6 +79,19 @@ def sources(tmp_path, monkeypatch):
         source.store.close()
 
 
+@pytest.fixture
+def fetcher():
+    made = []
+
+    def make(store, clock, timeout_s):
+        made.append(Fetcher(store, clock, timeout_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
 def nothing_left(store):
     assert not list((store.disks[0].path / "working").iterdir())
     assert store.catalog.find(KEY) is None
@@ -76,29 +99,29 @@ def nothing_left(store):
 
 
 @pytest.mark.parametrize("data", [b"", b"x", pattern(2 << 20), DATA])
-def test_a_block_comes_over_whole(store, sources, data):
+def test_a_block_comes_over_whole(store, sources, data, fetcher):
     source = sources(data)
     digest = checksums.digest(sums(data), len(data))
-    record = Fetcher(store, SystemClock(), 60).fetch(KEY, len(data), digest, [source.address])
-    assert (record.digest, record.checksums) == (digest, sums(data))
+    fetched = fetcher(store, SystemClock(), 60).fetch(KEY, len(data), digest, [source.address])
+    assert (fetched.record.digest, fetched.record.checksums, fetched.verified) == (digest, sums(data), True)
     assert read_all(store, KEY) == data
 
 
-def test_a_block_that_is_here_is_not_fetched_again(store, sources):
+def test_a_block_that_is_here_is_not_fetched_again(store, sources, fetcher):
     put(store, KEY, DATA)
     source = sources()
-    Fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address])
+    assert not fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address]).verified
     assert source.reads == 0
     with pytest.raises(BlockCorrupt, match="another one"):
-        Fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST ^ 1, [source.address])
+        fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST ^ 1, [source.address])
 
 
-def test_many_ask_and_one_fetches(store, sources):
+def test_many_ask_and_one_fetches(store, sources, fetcher):
     source = sources()
-    fetcher = Fetcher(store, SystemClock(), 60)
+    own = fetcher(store, SystemClock(), 60)
     results = []
     threads = [
-        threading.Thread(target=lambda: results.append(fetcher.fetch(KEY, len(DATA), DIGEST, [source.address])))
+        threading.Thread(target=lambda: results.append(own.fetch(KEY, len(DATA), DIGEST, [source.address])))
         for _ in range(6)
     ]
     for thread in threads:
@@ -109,55 +132,84 @@ def test_many_ask_and_one_fetches(store, sources):
     assert source.reads == 3  # pieces
 
 
-def test_the_next_source_is_asked_when_one_fails(store, sources):
+def test_the_next_source_is_asked_when_one_fails(store, sources, fetcher):
     empty, bad, good = sources(None), sources(), sources()
     with block_path(bad.store, KEY).open("r+b") as stream:
         stream.seek(4 << 20)
         stream.write(b"\xff\xfe\xfd")
-    record = Fetcher(store, SystemClock(), 60).fetch(
+    fetched = fetcher(store, SystemClock(), 60).fetch(
         KEY, len(DATA), DIGEST, ["127.0.0.1:1", empty.address, bad.address, good.address]
     )
-    assert record.digest == DIGEST
+    assert fetched.record.digest == DIGEST
     assert read_all(store, KEY) == DATA
+
+
+def test_a_long_block_comes_in_ranges_from_all_sources(store, sources, monkeypatch, fetcher):
+    monkeypatch.setattr(fetch_module, "RANGE_BYTES", 2 << 20)
+    one, other = sources(), sources()
+    fetched = fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [one.address, other.address])
+    assert fetched.record.digest == DIGEST
+    assert read_all(store, KEY) == DATA
+    assert (one.offsets, other.offsets) == ({0, 2 << 20}, {3 << 20, 5 << 20})
+
+
+def test_one_bad_range_is_taken_from_the_other_source(store, sources, monkeypatch, fetcher):
+    monkeypatch.setattr(fetch_module, "RANGE_BYTES", 2 << 20)
+    bad, good = sources(), sources()
+    with block_path(bad.store, KEY).open("r+b") as stream:
+        stream.seek(1 << 20)
+        stream.write(b"\xff\xfe\xfd")
+    fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [bad.address, good.address])
+    assert read_all(store, KEY) == DATA
+
+
+def test_an_error_in_any_range_is_the_fetchs(store, sources, monkeypatch, make_store, fetcher):
+    monkeypatch.setattr(fetch_module, "RANGE_BYTES", 2 << 20)
+    source = sources()
+    make_store.calls.errors["fill"] = OSError(28, "injected")
+    make_store.calls.after["fill"] = 4
+    with pytest.raises(NoSpace):
+        fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address])
+    nothing_left(store)
 
 
 @pytest.mark.parametrize(
     ("length", "digest", "error"),
     [(len(DATA), DIGEST ^ 1, BlockCorrupt), (len(DATA) - 1, DIGEST, HearthError), (len(DATA) + 5, DIGEST, HearthError)],
 )
-def test_another_version_than_the_master_named_is_not_taken(store, sources, length, digest, error):
+def test_another_version_than_the_master_named_is_not_taken(store, sources, length, digest, error, fetcher):
     source = sources()
     with pytest.raises(error):
-        Fetcher(store, SystemClock(), 60).fetch(KEY, length, digest, [source.address])
+        fetcher(store, SystemClock(), 60).fetch(KEY, length, digest, [source.address])
     nothing_left(store)
 
 
-def test_a_failed_fetch_leaves_nothing_and_can_be_tried_again(store, sources, make_store):
+def test_a_failed_fetch_leaves_nothing_and_can_be_tried_again(store, sources, make_store, fetcher):
     source = sources()
-    fetcher = Fetcher(store, SystemClock(), 60)
+    own = fetcher(store, SystemClock(), 60)
     with pytest.raises(Unavailable):
-        fetcher.fetch(KEY, len(DATA), DIGEST, ["127.0.0.1:1"])
+        own.fetch(KEY, len(DATA), DIGEST, ["127.0.0.1:1"])
     nothing_left(store)
     make_store.calls.errors["fill"] = OSError(28, "injected")
     make_store.calls.after["fill"] = 1
     with pytest.raises(NoSpace):
-        fetcher.fetch(KEY, len(DATA), DIGEST, [source.address])
+        own.fetch(KEY, len(DATA), DIGEST, [source.address])
     nothing_left(store)
     make_store.calls.errors.clear()
-    fetcher.fetch(KEY, len(DATA), DIGEST, [source.address])
+    own.fetch(KEY, len(DATA), DIGEST, [source.address])
     assert read_all(store, KEY) == DATA
 
 
-def test_a_block_for_which_there_is_no_room_is_not_begun(make_store, sources):
+def test_a_block_for_which_there_is_no_room_is_not_begun(make_store, sources, fetcher):
     store = make_store(limit=4 << 20)
     source = sources()
     with pytest.raises(NoSpace):
-        Fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address])
+        fetcher(store, SystemClock(), 60).fetch(KEY, len(DATA), DIGEST, [source.address])
     assert source.reads == 0
     nothing_left(store)
 
 
-def test_the_deadline_covers_all_sources(store, sources):
+def test_the_deadline_covers_all_sources(store, sources, fetcher):
     class Late(FakeClock):
         def monotonic_s(self):
             self.advance(3)
@@ -165,11 +217,11 @@ def test_the_deadline_covers_all_sources(store, sources):
 
     source = sources()
     with pytest.raises(DeadlineExceeded):
-        Fetcher(store, Late(), 5).fetch(KEY, len(DATA), DIGEST, [source.address])
+        fetcher(store, Late(), 5).fetch(KEY, len(DATA), DIGEST, [source.address])
     nothing_left(store)
 
 
-def test_stopping_ends_a_fetch(store, sources, monkeypatch):
+def test_stopping_ends_a_fetch(store, sources, monkeypatch, fetcher):
     source = sources()
     begun, release = threading.Event(), threading.Event()
     real = source.store.open_read
@@ -180,19 +232,19 @@ def test_stopping_ends_a_fetch(store, sources, monkeypatch):
         return real(key)
 
     monkeypatch.setattr(source.store, "open_read", stuck)
-    fetcher = Fetcher(store, SystemClock(), 30)
+    own = fetcher(store, SystemClock(), 30)
     errors = []
 
     def work():
         try:
-            fetcher.fetch(KEY, len(DATA), DIGEST, [source.address, source.address])
+            own.fetch(KEY, len(DATA), DIGEST, [source.address, source.address])
         except HearthError as error:
             errors.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     assert begun.wait(20)
-    fetcher.stop()
+    own.stop()
     thread.join(20)
     release.set()
     assert not thread.is_alive()
@@ -200,8 +252,8 @@ def test_stopping_ends_a_fetch(store, sources, monkeypatch):
     nothing_left(store)
 
 
-def test_nonsense_is_refused(store):
-    fetcher = Fetcher(store, SystemClock(), 5)
+def test_nonsense_is_refused(store, fetcher):
+    own = fetcher(store, SystemClock(), 5)
     for length, sources in ((1, []), (1 << 62, ["127.0.0.1:1"])):
         with pytest.raises(InvalidArgument):
-            fetcher.fetch(KEY, length, 1, sources)
+            own.fetch(KEY, length, 1, sources)
