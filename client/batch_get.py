@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..common.errors import BlockCorrupt, BlockMissing, HearthError, InvalidArgument, NotFound, Stale, TooBig
+from ..common.errors import BlockCorrupt, BlockMissing, Busy, HearthError, InvalidArgument, NotFound, Stale, TooBig
+from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from . import packed_names, paths
-from .batch import Group, byte_view, check_lengths, group
+from .batch import Group, byte_view, check_lengths, group, group_size
 from .core import Core
 from .deadline import Deadline
 from .layout import Version
@@ -18,6 +19,8 @@ from .packed_names import LookupResult
 from .paths import Name, Path
 from .reader import LocalBlock
 from .workers import Lost
+
+log = get_logger(__name__)
 
 
 def lookup_many(
@@ -32,6 +35,7 @@ def _lookup(
 ) -> LookupResult:
     found: list[bool] = []
     versions: list[Version | None] = []
+    replicate = False
     for part in packed_names.split(names):
         request = pb.LookupManyRequest(
             path=directory,
@@ -42,18 +46,20 @@ def _lookup(
         some = packed_names.result(core.metadata.lookup_many(request, deadline), len(part), want_layout)
         found += some.found
         versions += some.versions
-    return LookupResult(found, versions)
+        replicate = some.replicate_on_read
+    return LookupResult(found, versions, replicate)
 
 
 @dataclass
 class _Item:
-    """One file on its way into ``view``."""
+    """One file on its way into ``view``. ``replicate``: a copy of it is to stay on this node."""
 
     index: int
     directory: bytes
     name: bytes
     version: Version
     view: memoryview
+    replicate: bool
 
 
 def get_many(
@@ -89,7 +95,8 @@ def _located(
     for name, index, version in zip(each.names, each.indexes, found.versions, strict=True):
         try:
             view = byte_view(buffers[index], writable=True)
-            wanted.append(_Item(index, each.directory, name, _fitting(each.directory, name, version, view), view))
+            fitting = _fitting(each.directory, name, version, view)
+            wanted.append(_Item(index, each.directory, name, fitting, view, found.replicate_on_read))
         except HearthError as error:
             results[index] = error
     return wanted
@@ -98,28 +105,45 @@ def _located(
 def _read_all(core: Core, wanted: list[_Item], results: list[HearthError | None], deadline: Deadline) -> None:
     here = [item for item in wanted if item.version.key and core.reader.is_local(item.version)]
     local = {item.index for item in here}
-    for start in range(0, len(here), MAX_BLOCKS):
-        _read_group(core, here[start : start + MAX_BLOCKS], results, deadline)
+    size = group_size(len(here), core.crew.threads, MAX_BLOCKS)
+
+    def one(number: int) -> None:
+        _read_group(core, here[number * size : (number + 1) * size], results, deadline)
+
+    # A thread waits for the descriptors of one group while others read; who has nothing left to take helps inside.
+    core.crew.for_each(-(-len(here) // size), one)
     _read_group(core, [item for item in wanted if item.index not in local], results, deadline, local=False)
 
 
 def _read_group(
     core: Core, some: list[_Item], results: list[HearthError | None], deadline: Deadline, *, local: bool = True
 ) -> None:
-    """Descriptors are held for one group at a time, so that a batch of any size needs few."""
+    """Descriptors are held for a group per thread at a time, so that a batch of any size needs few."""
     blocks: list[LocalBlock | HearthError | None] = [None] * len(some)
     if local and some:
         try:
             blocks = list(core.reader.open_local([item.version for item in some], deadline))
-        except (*Lost, TooBig):
-            pass  # by gRPC then
+        except (Busy, TooBig) as error:
+            if len(some) > 1:  # out of descriptors, or of room in a message: fewer at a time
+                half = len(some) // 2
+                _read_group(core, some[:half], results, deadline)
+                _read_group(core, some[half:], results, deadline)
+                return
+            log.info("read-by-network", block=str(some[0].version.key), reason=error.message)
+        except Lost:
+            pass  # by the network then; ``Workers`` has said so
 
     def one(position: int) -> None:
-        item, block = some[position], blocks[position]
+        item, block, brought = some[position], blocks[position], None
         try:
+            if not local and item.replicate:
+                block = brought = core.reader.bring_here(item.version, deadline)
             _read_one(core, item, block, deadline)
         except HearthError as error:
             results[item.index] = error
+        finally:
+            if brought is not None:
+                brought.close()
 
     try:
         core.crew.for_each(len(some), one)

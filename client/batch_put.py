@@ -15,7 +15,7 @@ from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from ..proto import worker_pb2
 from . import packed_names, paths
-from .batch import Group, byte_view, check_lengths, group
+from .batch import Group, byte_view, check_lengths, group, group_size
 from .core import Core, process_umask
 from .deadline import Deadline
 from .drafts import Allocated, Committed, LocalDraft, commit_error, committed, create_request, wire_key
@@ -78,8 +78,13 @@ def put_many(
         except HearthError as error:
             for index in each.indexes:
                 results[index] = error
-    for start in range(0, len(wanted), MAX_BLOCKS):
-        _Batch(core, options, deadline, results).put(wanted[start : start + MAX_BLOCKS])
+    size = group_size(len(wanted), core.crew.threads, MAX_BLOCKS)
+
+    def one(number: int) -> None:
+        _Batch(core, options, deadline, results).put(wanted[number * size : (number + 1) * size])
+
+    # A thread waits for master and worker over one group while others write.
+    core.crew.for_each(-(-len(wanted) // size), one)
     return results
 
 

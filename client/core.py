@@ -112,7 +112,7 @@ def build(settings: ClientSettings, kind: str) -> Core:
         tokens=lambda keys: tokens.of(keys, lambda late: metadata.sign_blocks(late, Deadline(renew_s))),
     )
     crew = Crew(settings.thread_count())
-    reader = Reader(metadata, workers, crew)
+    reader = Reader(metadata, workers, crew, direct=settings.direct_reads)
     return Core(settings, session, metadata, workers, crew, reader, Writer(metadata, workers), Keeper())
 
 

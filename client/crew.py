@@ -50,6 +50,7 @@ class Crew:
     """Thread-safe; threads start when there is work for them and stay until ``close``."""
 
     def __init__(self, threads: int) -> None:
+        self.threads = threads
         self._limit = threads - 1
         self._threads: list[threading.Thread] = []
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -57,7 +58,8 @@ class Crew:
         self._closed = False
 
     def for_each(self, count: int, act: Callable[[int], None]) -> None:
-        """Calls ``act(i)`` for each i below ``count`` and returns when all calls did. ``act`` has its own deadline.
+        """Calls ``act(i)`` for each i below ``count`` and returns when all calls did. ``act`` has its own deadline, and
+        may call ``for_each`` itself.
 
         Raises:
             The first exception of an ``act``; those not yet begun are skipped then.

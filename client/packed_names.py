@@ -45,10 +45,11 @@ def split(names: Sequence[bytes]) -> list[Sequence[bytes]]:
 @dataclass(frozen=True, slots=True)
 class LookupResult:
     """``found[i]``: name i is a regular file whose bytes can be read now. ``versions[i]``: how, when layouts were
-    asked for and it is found; else None."""
+    asked for and it is found; else None. ``replicate_on_read``: the directory wants a copy left on a reader's node."""
 
     found: list[bool]
     versions: list[Version | None]
+    replicate_on_read: bool = False
 
     @property
     def leading_hits(self) -> int:
@@ -77,7 +78,7 @@ def result(reply: pb.LookupManyReply, count: int, want_layout: bool) -> LookupRe
         hits = (index for index, hit in enumerate(found) if hit)
         for index, version in zip(hits, _versions(reply), strict=True):
             versions[index] = version
-    return LookupResult(found, versions)
+    return LookupResult(found, versions, reply.replicate_on_read)
 
 
 def _versions(reply: pb.LookupManyReply) -> Iterator[Version]:

@@ -5,8 +5,10 @@ A replica whose bytes are missing or wrong is reported to the master and not ask
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import threading
 from collections.abc import Collection, Sequence
 
 from ..common.checksums import CHUNK_BYTES, Verifier, read_exactly
@@ -27,14 +29,29 @@ log = get_logger(__name__)
 RANGE_BYTES = 16 * CHUNK_BYTES
 """What one gRPC stream fetches: a longer read is several streams side by side."""
 REPORT_S = 5.0
+SLOW_BYTES_PER_S = 50 << 20
+"""A transfer between nodes that is slower is given up as long as there is another way."""
+
+
+RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+PAGE_BYTES = 4096
+DIRECT_BYTES = 4 * CHUNK_BYTES
+"""What one read past the page cache asks the disk for."""
 
 
 class LocalBlock:
-    """A descriptor of a committed block and what its bytes must be. Reads are thread-safe; ``close`` is the owner's."""
+    """A descriptor of a committed block and what its bytes must be. Reads are thread-safe; ``close`` is the owner's.
 
-    def __init__(self, fd: int, verifier: Verifier | None) -> None:
+    Args:
+        direct: what the page cache does not have is read past it (O_DIRECT), where the memory is aligned for that.
+    """
+
+    def __init__(self, fd: int, verifier: Verifier | None, *, direct: bool = False) -> None:
         self._fd = fd
         self._verifier = verifier
+        self._direct = direct
+        self._direct_fd = -1
+        self._lock = threading.Lock()
 
     def read(self, start: int, view: memoryview) -> None:
         """Whole chunks from ``start``.
@@ -43,27 +60,71 @@ class LocalBlock:
             BlockCorrupt: a chunk differs, the file is too short, or the disk failed.
         """
         try:
-            for at in range(0, len(view), CHUNK_BYTES):
+            done = 0
+            while done < len(view):
                 # Chunk by chunk: the hash finds the bytes in the core's cache.
-                part = view[at : at + CHUNK_BYTES]
-                read_exactly(self._fd, start + at, part)
+                part = view[done : done + CHUNK_BYTES]
+                if not self._direct:
+                    read_exactly(self._fd, start + done, part)
+                elif not self._read_cached(start + done, part):
+                    part = view[done : done + DIRECT_BYTES]
+                    self._read_past_cache(start + done, part)
                 if self._verifier is not None:
-                    self._verifier.check(start + at, part)
+                    self._verifier.check(start + done, part)
+                done += len(part)
         except HearthError:
             raise
         except OSError as error:
             raise BlockCorrupt(f"local disk: {error.strerror}") from None
 
+    def _read_cached(self, offset: int, part: memoryview) -> bool:
+        try:
+            return os.preadv(self._fd, [part], offset, RWF_NOWAIT) == len(part)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return False
+            raise
+
+    def _read_past_cache(self, offset: int, part: memoryview) -> None:
+        aligned = len(part) - len(part) % PAGE_BYTES
+        fd = self._direct_descriptor() if aligned and address_of(part) % PAGE_BYTES == 0 else -1
+        try:
+            if fd >= 0:
+                read_exactly(fd, offset, part[:aligned])
+                offset, part = offset + aligned, part[aligned:]
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = False  # not on this disk
+        read_exactly(self._fd, offset, part)
+
+    def _direct_descriptor(self) -> int:
+        with self._lock:
+            if self._direct_fd < 0 and self._direct:
+                try:
+                    self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                except OSError:
+                    self._direct = False
+            return self._direct_fd
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        direct_fd, self._direct_fd = self._direct_fd, -1
+        for each in (fd, direct_fd):
+            if each >= 0:
+                os.close(each)
+
+
+def address_of(view: memoryview) -> int:
+    """Of writable memory."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Reader:
     """Thread-safe."""
 
-    def __init__(self, metadata: Metadata, workers: Workers, crew: Crew) -> None:
+    def __init__(self, metadata: Metadata, workers: Workers, crew: Crew, *, direct: bool = False) -> None:
+        self._direct = direct
         self._metadata = metadata
         self._workers = workers
         self._crew = crew
@@ -97,6 +158,27 @@ class Reader:
         with self._workers.local_call(request, deadline.part(0.3, 2.0)) as reply:
             return [self._opened(reply, index, version) for index, version in enumerate(versions)]
 
+    def bring_here(self, version: Version, deadline: Deadline) -> LocalBlock | None:
+        """Lets this node's worker fetch a replica and opens that; None: no worker, no room, no source that answers it.
+        Many readers of one block cost one transfer."""
+        local = self._workers.local_id()
+        sources = [worker.address for worker in self.candidates(version) if worker.worker_id != local]
+        if version.key is None or not version.length_bytes or not local or not sources:
+            return None
+        fetch = pb.FetchBlock(
+            key=_key(version), length_bytes=version.length_bytes, digest=version.digest, sources=sources
+        )
+        try:
+            part = deadline.part(0.5, 2.0 + version.length_bytes / SLOW_BYTES_PER_S)
+            with self._workers.local_call(pb.ControlRequest(fetch=fetch), part) as reply:
+                if error := reply.error(0):
+                    raise error
+                block = self._opened(reply, 0, version)
+                return block if isinstance(block, LocalBlock) else None
+        except HearthError as error:
+            log.info("no-copy-left-here", block=str(version.key), reason=error.message)
+            return None
+
     def _opened(self, reply: LocalReply, index: int, version: Version) -> LocalBlock | HearthError:
         number = reply.message.errnos[index] if index < len(reply.message.errnos) else 0
         try:
@@ -113,7 +195,7 @@ class Reader:
             verifier = (
                 None if unsealed else Verifier(file.checksums, version.length_bytes, version.digest, version.what)
             )
-            return LocalBlock(reply.take(index), verifier)
+            return LocalBlock(reply.take(index), verifier, direct=self._direct)
         except (BlockMissing, BlockCorrupt) as error:
             self.report(version, self._workers.local_id(), error)
             return error

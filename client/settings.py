@@ -26,6 +26,9 @@ class ClientSettings(CredentialSettings):
     local_connections: int = Field(8, ge=1, le=256, description="to the local worker at one time")
     max_channels: int = Field(64, ge=1, description="gRPC channels to workers kept open")
     tokens: int = Field(65_536, ge=1, description="block tokens remembered, see docs/security.md")
+    direct_reads: bool = Field(
+        False, description="local blocks that are not in the page cache are read past it, into memory aligned to 4 KiB"
+    )
     data_port: Literal["auto", "off"] = Field(
         "auto", description="read blocks elsewhere by the workers' data ports; off: by gRPC only"
     )

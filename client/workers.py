@@ -22,7 +22,7 @@ from ..common.errors import (
     from_rpc_error,
 )
 from ..common.sink import Into
-from ..common.telemetry import TRACE_KEY, current_trace_id
+from ..common.telemetry import TRACE_KEY, current_trace_id, get_logger
 from ..common.types import BlockKey
 from ..proto import master_pb2 as master
 from ..proto import worker_pb2 as pb
@@ -33,7 +33,11 @@ from .layout import Replica, Version
 from .local_socket import LocalReply, LocalWorker
 from .retry import RetryPolicy
 
+Lost = (Unavailable, DeadlineExceeded, Busy)
+"""The peer did not answer: it says nothing about the bytes."""
 HELLO_S = 2.0
+
+log = get_logger(__name__)
 
 
 class Workers:
@@ -54,6 +58,7 @@ class Workers:
         self._channels = channels
         self._local = local
         self._link = DataLink(use_port=use_port)
+        self._told = False
         self.node_id = node_id
         self._policy = policy or RetryPolicy()
         self._sleep = sleep
@@ -84,7 +89,18 @@ class Workers:
 
     def local_id(self) -> str:
         """The id of this node's worker; empty when there is none, or it does not answer."""
-        return (self._local.identify(HELLO_S) if self._local is not None else None) or ""
+        if self._local is None:
+            return ""
+        found = self._local.identify(HELLO_S)
+        if not found:
+            self._tell(f"no worker of this cluster answers at {self._local.path}")
+        return found or ""
+
+    def _tell(self, reason: str) -> None:
+        """That the short way on this node is shut; once until it is open again."""
+        if not self._told:
+            self._told = True
+            log.warning("local-worker-not-used", reason=f"{reason}: its blocks are reached by the network")
 
     def local_call(self, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
         """By the socket: the only way that gives descriptors.
@@ -96,9 +112,15 @@ class Workers:
             raise Unavailable("this node has no worker")
         self._show_tokens(request)
         try:
-            return self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
+            reply = self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
         except WrongCluster as error:
+            self._tell(error.message)
             raise Unavailable(error.message) from None
+        except (*Lost, TooBig) as error:
+            self._tell(error.message)
+            raise
+        self._told = False
+        return reply
 
     def control(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
         """Any control operation that needs no descriptor, by the best way to ``worker``.
@@ -221,7 +243,3 @@ def left_for_replica(deadline: Deadline, size_bytes: int, others: bool, what: st
     """How long one replica may take before the next is asked: a worker that hangs must not use up the whole call."""
     left = deadline.left_s(what)
     return min(left, max(left / 3, 2.0 + size_bytes / (50 << 20))) if others else left
-
-
-Lost = (Unavailable, DeadlineExceeded, Busy)
-"""The peer did not answer: it says nothing about the bytes."""

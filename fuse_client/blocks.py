@@ -16,6 +16,7 @@ import trio
 
 from ..common.checksums import Verifier
 from ..common.credentials import Connect
+from ..common.data_socket import DataLink
 from ..common.data_stream import write_from
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NoSpace, NotFound, Unavailable
 from ..common.telemetry import get_logger
@@ -77,6 +78,7 @@ class Blocks:
         self._chunks = VerifiedChunks()
         self._identities = itertools.count(1)
         self._channels: OrderedDict[str, grpc.Channel] = OrderedDict()
+        self._link_to_workers = DataLink()
         self._spare: deque[common.WorkingBlock] = deque()
         self.bad_replicas = 0
         self.passing: Passing | None = None  # told of what was sealed here
@@ -114,6 +116,8 @@ class Blocks:
         for replica in others + ours:
             remote = RemoteBlock(
                 next(self._identities),
+                self._link_to_workers,
+                replica.address,
                 self.channel(replica.address),
                 replica.worker_id,
                 key,
@@ -398,6 +402,7 @@ class Blocks:
         return channel
 
     def close(self) -> None:
+        self._link_to_workers.close()
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()

@@ -1,4 +1,4 @@
-"""A block on another node, read by ranges over gRPC: too big to fetch, or a node without a worker.
+"""A block on another node, read by ranges over the network: too big to fetch, or a node without a worker.
 
 The worker's lease keeps the bytes while the block is open here, also when the file is replaced or deleted meanwhile.
 """
@@ -12,8 +12,9 @@ import grpc
 import trio
 
 from ..common.checksums import CHUNK_BYTES
-from ..common.data_stream import read_into
+from ..common.data_socket import DataLink
 from ..common.errors import HearthError, Unavailable, from_errno, from_rpc_error
+from ..common.sink import Into
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from ..proto import master_pb2 as master
@@ -51,6 +52,8 @@ class RemoteBlock:
     def __init__(
         self,
         identity: int,
+        link: DataLink,
+        address: str,
         channel: grpc.Channel,
         worker_id: str,
         key: BlockKey,
@@ -61,6 +64,8 @@ class RemoteBlock:
         self.identity = identity
         self.worker_id = worker_id
         self.length_bytes = length_bytes
+        self._link = link
+        self._address = address
         self._channel = channel
         self._key = key
         self._digest = digest
@@ -119,11 +124,13 @@ class RemoteBlock:
 
     def _read(self, begin: int, into: memoryview) -> None:
         try:
-            read_into(
+            self._link.read(
+                self._address,
                 self._channel,
                 self._key,
                 begin,
-                into,
+                len(into),
+                Into(into, begin),
                 block_length=self.length_bytes,
                 digest=self._digest,
                 timeout_s=self._timeout_s,

@@ -286,10 +286,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
             else:
                 bitmap, count = lookups.find_many(view, directory, names, replicas, self._core.readable)
                 hits = []
+            replicate = request.want_layout and view.replicates_on_read(directory)
         metrics.LOOKUPS.labels("hit").inc(count)
         metrics.LOOKUPS.labels("miss").inc(len(names) - count)
         workers = self._workers.addresses(replicas.workers)
         reply = codec.lookup_many_reply(directory, bitmap, hits, workers, request.want_layout)
+        reply.replicate_on_read = replicate
         if rights.user is not None and request.want_layout:
             reply.tokens.extend(map(rights.reading(None), reply.blocks, reply.generations))
         return reply

@@ -41,6 +41,9 @@ _epoch = msgspec.msgpack.Decoder(Epoch)
 _cluster = msgspec.msgpack.Decoder(Cluster)
 
 
+REPLICATE_ON_READ = b"hearth.replicate_on_read"
+
+
 class View:
     """Raises DataDamaged from every method when a stored value is not what was written."""
 
@@ -101,6 +104,10 @@ class View:
     def has_xattrs(self, inode: int | None = None) -> bool:
         """Whether that inode has extended attributes; without one, whether any has."""
         return bool(self.reader.scan("xattrs", b"" if inode is None else u64(inode), limit=1))
+
+    def replicates_on_read(self, directory: int) -> bool:
+        """Whether its files leave a copy on the node of whoever reads them."""
+        return self.reader.get("xattrs", named(directory, REPLICATE_ON_READ)) == b"1"
 
     # ---------------------------------------------------------------- blocks
 

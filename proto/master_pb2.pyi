@@ -491,10 +491,13 @@ class LookupManyReply(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     VALID_BYTES_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
+    REPLICATE_ON_READ_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     found: builtins.bytes
     directory: builtins.int
     """its inode; 0 when it does not exist"""
+    replicate_on_read: builtins.bool
+    """the directory asks readers to leave a copy on their own node's worker"""
     @property
     def inodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -533,9 +536,10 @@ class LookupManyReply(google.protobuf.message.Message):
         workers: collections.abc.Iterable[hearthfs.proto.common_pb2.WorkerAddress] | None = ...,
         valid_bytes: collections.abc.Iterable[builtins.int] | None = ...,
         directory: builtins.int = ...,
+        replicate_on_read: builtins.bool = ...,
         tokens: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "digests", b"digests", "directory", b"directory", "found", b"found", "generations", b"generations", "inodes", b"inodes", "lengths_bytes", b"lengths_bytes", "sizes_bytes", b"sizes_bytes", "tokens", b"tokens", "valid_bytes", b"valid_bytes", "worker_indexes", b"worker_indexes", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "digests", b"digests", "directory", b"directory", "found", b"found", "generations", b"generations", "inodes", b"inodes", "lengths_bytes", b"lengths_bytes", "replicate_on_read", b"replicate_on_read", "sizes_bytes", b"sizes_bytes", "tokens", b"tokens", "valid_bytes", b"valid_bytes", "worker_indexes", b"worker_indexes", "workers", b"workers"]) -> None: ...
 
 global___LookupManyReply = LookupManyReply
 

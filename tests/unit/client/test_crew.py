@@ -58,3 +58,12 @@ def test_a_crew_of_one_or_closed_is_the_caller() -> None:
         names: set[int] = set()
         crew.for_each(10, lambda index, names=names: names.add(threading.get_ident()))
         assert names == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_work_inside_of_work(threads: int) -> None:
+    crew = Crew(threads)
+    seen: list[tuple[int, int]] = []
+    crew.for_each(6, lambda outer: crew.for_each(7, lambda inner: seen.append((outer, inner))))
+    assert sorted(seen) == [(outer, inner) for outer in range(6) for inner in range(7)]
+    crew.close()

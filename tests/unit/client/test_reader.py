@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 import random
 from collections.abc import Callable
@@ -13,7 +16,7 @@ from hearthfs.client.deadline import Deadline
 from hearthfs.client.layout import Replica, Version
 from hearthfs.client.local_socket import LocalReply
 from hearthfs.client.open_version import OpenVersion
-from hearthfs.client.reader import RANGE_BYTES, LocalBlock, Reader
+from hearthfs.client.reader import PAGE_BYTES, RANGE_BYTES, LocalBlock, Reader
 from hearthfs.common import checksums
 from hearthfs.common.checksums import CHUNK_BYTES, Verifier
 from hearthfs.common.clock import FakeClock
@@ -22,6 +25,7 @@ from hearthfs.common.errors import (
     BlockMissing,
     DeadlineExceeded,
     HearthError,
+    NoSpace,
     NotFound,
     Stale,
     Unavailable,
@@ -273,3 +277,100 @@ def test_a_short_local_file_is_corrupt_not_short(rig: Rig, block: Path) -> None:
         local.read(0, memoryview(bytearray(CHUNK_BYTES)))
     local.close()
     local.close()
+
+
+def aligned(size: int, shift: int = 0) -> memoryview:
+    return memoryview(mmap.mmap(-1, size + PAGE_BYTES))[shift : shift + size]
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned memory", "memory that is not"])
+@pytest.mark.parametrize("cached", ["all", "none", "half"])
+def test_direct_reads_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int, cached: str
+) -> None:
+    data = random.Random(2).randbytes(9 * CHUNK_BYTES + 4097)
+    sums = [checksums.checksum(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+    packed = checksums.pack(sums)
+    path = tmp_path / "block"
+    path.write_bytes(data)
+    preadv = os.preadv
+
+    def some(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            if cached == "none":
+                raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+            if cached == "half":
+                return preadv(fd, [buffers[0][: len(buffers[0]) // 2]], offset)
+            flags = 0
+        return preadv(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", some)
+    verifier = Verifier(packed, len(data), checksums.digest(packed, len(data)))
+    block = LocalBlock(os.open(path, os.O_RDONLY), verifier, direct=True)
+    memory = aligned(len(data), shift)
+    block.read(0, memory)
+    assert memory == data
+    memory[:] = bytes(len(memory))
+    block.read(2 * CHUNK_BYTES, memory[: len(data) - 2 * CHUNK_BYTES])
+    assert memory[: len(data) - 2 * CHUNK_BYTES] == data[2 * CHUNK_BYTES :]
+    block.close()
+
+
+def test_a_disk_without_direct_reads_is_read_through_the_cache(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    refused = []
+
+    def picky(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise OSError(errno.EOPNOTSUPP, "no such flag")
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "not aligned enough")
+        return preadv(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", picky)
+    local = LocalBlock(os.open(block, os.O_RDONLY), Verifier(PACKED, len(DATA), DIGEST), direct=True)
+    memory = aligned(len(DATA))
+    for _ in range(2):
+        local.read(0, memory)
+        assert memory == DATA
+    assert refused == [0]
+    local.close()
+
+
+def test_short_reads_are_gone_on_with(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, offset, *flags: preadv(fd, [buffers[0][:100_003]], offset, *flags)
+    )
+    for direct in (False, True):
+        local = LocalBlock(os.open(block, os.O_RDONLY), Verifier(PACKED, len(DATA), DIGEST), direct=direct)
+        memory = bytearray(len(DATA))
+        local.read(0, memoryview(memory))
+        assert memory == DATA
+        local.close()
+
+
+def test_a_copy_is_brought_here_and_read_by_its_descriptor(rig: Rig, block: Path) -> None:
+    rig.workers.local = "b"
+    rig.workers.reply = lambda: local_reply(block)
+    brought = rig.reader.bring_here(version(A), Deadline(5))
+    assert brought is not None
+    memory = bytearray(len(DATA))
+    brought.read(0, memoryview(memory))
+    assert memory == DATA
+    brought.close()
+
+
+def test_no_copy_is_no_error(rig: Rig) -> None:
+    def refuse() -> LocalReply:
+        raise NoSpace("full")
+
+    assert rig.reader.bring_here(version(A), Deadline(5)) is None  # no worker on this node
+    rig.workers.local = "b"
+    rig.workers.reply = refuse
+    assert rig.reader.bring_here(version(A), Deadline(5)) is None
+    rig.workers.reply = lambda: LocalReply(worker_pb2.ControlReply(errnos=[errno.ENOSPC], message="full"), [])
+    assert rig.reader.bring_here(version(A), Deadline(5)) is None
+    rig.workers.local = "a"
+    assert rig.reader.bring_here(version(A), Deadline(5)) is None  # nobody else has it
