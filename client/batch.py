@@ -54,13 +54,13 @@ def _name(item: Path) -> bytes:
 
 
 def group_size(count: int, threads: int, limit: int) -> int:
-    """How many items of a batch share one request, so that each thread has a few groups to do in turn and no request
-    is over ``limit``; a few at least, because each group costs a request.
+    """How many items of a batch share one request, so that each thread has two groups or more to do in turn and no
+    request is over ``limit``; a few at least, because each group costs a request.
 
-    >>> group_size(256, 2, 64), group_size(1000, 2, 64), group_size(5, 8, 64)
-    (32, 64, 8)
+    >>> group_size(100, 2, 64), group_size(1000, 2, 64), group_size(5, 8, 64)
+    (25, 64, 8)
     """
-    return max(8, min(limit, -(-count // (4 * threads))))
+    return max(8, min(limit, -(-count // (2 * threads))))
 
 
 def check_lengths(items: Sequence[object], buffers: Sequence[object]) -> None:

@@ -63,6 +63,10 @@ class _Absent(Exception):
     """The data port cannot be used; nothing is known of the bytes."""
 
 
+class _Gone(_Absent):
+    """The worker as a whole does not answer: that says nothing about its port once it is back."""
+
+
 class _Closed(Exception):
     """The connection ended before a reply began."""
 
@@ -178,6 +182,8 @@ class DataLink:
         if self._use_port and self._clock.monotonic_s() >= peer.absent_until_s:
             try:
                 return self._by_port(peer, channel, request, size, sink, block_length, digest, deadline_s, what)
+            except _Gone:
+                pass  # gRPC says what is wrong, or is there first
             except _Absent as reason:
                 self._note_absent(peer, str(reason))
         left_s = deadline_s - self._clock.monotonic_s()
@@ -237,7 +243,8 @@ class DataLink:
         try:
             reply = WorkerStub(channel).Control(request, timeout=min(CONNECT_S, left_s))
         except grpc.RpcError as error:
-            raise _Absent(f"hello: {error.code().name}") from None
+            kind = _Gone if error.code() is grpc.StatusCode.UNAVAILABLE else _Absent
+            raise kind(f"hello: {error.code().name}") from None
         if not reply.data_port:
             raise _Absent("it has none")
         if len(reply.data_ticket) != TICKET.size:

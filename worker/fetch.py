@@ -7,6 +7,7 @@ the replica's own. A replica is a copy of what somebody else keeps, so nothing w
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -14,9 +15,9 @@ from typing import NamedTuple
 
 import grpc
 
-from ..common import checksums
+from ..common import checksums, data_stream
 from ..common.clock import Clock
-from ..common.credentials import Connect, plain
+from ..common.credentials import Connect
 from ..common.data_socket import DataLink
 from ..common.errors import BlockCorrupt, Busy, DeadlineExceeded, HearthError, InvalidArgument, NoSpace, Unavailable
 from ..common.telemetry import current_trace_id, get_logger, trace
@@ -33,6 +34,9 @@ MAX_TRANSFERS = 8
 """Blocks at a time; more wait their turn."""
 PIECE_TIMEOUT_S = 20.0
 """A source that does not send one piece in this time is given up, the next one is asked."""
+
+CHANNEL_OPTIONS = (*data_stream.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+"""With a pool of its own a new channel does not inherit the back-off of one that failed."""
 
 log = get_logger("hearthfs.worker.fetch")
 
@@ -59,6 +63,7 @@ class Fetcher:
 
     Args:
         timeout_s: for a whole fetch, all sources together.
+        connect: with ``CHANNEL_OPTIONS``.
     """
 
     def __init__(
@@ -67,19 +72,20 @@ class Fetcher:
         clock: Clock,
         timeout_s: float,
         count_bytes: Callable[[int], None] = lambda _: None,
-        connect: Connect = plain,
+        connect: Connect | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._timeout_s = timeout_s
         self._count_bytes = count_bytes
-        self._connect = connect
+        self._connect = connect or _plain
         self._guard = threading.Lock()
         self._running: dict[BlockKey, Future[Fetched]] = {}
         self._transfers = threading.BoundedSemaphore(MAX_TRANSFERS)
         self._ranges = ThreadPoolExecutor(MAX_TRANSFERS, thread_name_prefix="fetch-range")
         self._link = DataLink()
         self._channels: dict[str, grpc.Channel] = {}
+        self._forgotten: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
         self._stopped = False
 
     def fetch(self, key: BlockKey, length_bytes: int, digest: int, sources: Sequence[str]) -> Fetched:
@@ -122,7 +128,7 @@ class Fetcher:
         """Ends the transfers in work: their callers get Unavailable."""
         with self._guard:
             self._stopped = True
-            channels = list(self._channels.values())
+            channels = [*self._channels.values(), *self._forgotten]
         self._link.close()
         for channel in channels:
             channel.close()
@@ -210,7 +216,18 @@ class Fetcher:
                 )
             except ValueError:  # what grpc raises when the channel was closed by another thread
                 raise Unavailable("this worker is stopping") from None
+            except Unavailable:
+                self._forget(source, channel)
+                raise
         return packed
+
+    def _forget(self, source: str, channel: grpc.Channel) -> None:
+        """The next fetch connects anew: a channel that failed goes on failing for a while, also when its worker is
+        back. Others may be using this one; it closes when the last one lets go."""
+        with self._guard:
+            if self._channels.get(source) is channel:
+                del self._channels[source]
+                self._forgotten.add(channel)
 
     def _channel(self, source: str) -> grpc.Channel:
         """Kept: there is one for each worker of the cluster at most."""
@@ -221,6 +238,11 @@ class Fetcher:
             if channel is None:
                 channel = self._channels[source] = self._connect(source)
             return channel
+
+
+def _plain(source: str) -> grpc.Channel:
+    """Shows nothing: for sources that do not ask."""
+    return grpc.insecure_channel(source, options=CHANNEL_OPTIONS)
 
 
 class _Stored:

@@ -23,7 +23,7 @@ from .block_store import BlockStore
 from .control import Control
 from .data_door import DataDoor
 from .disk import Disk
-from .fetch import Fetcher
+from .fetch import CHANNEL_OPTIONS, Fetcher
 from .identity import Identity
 from .leases import Leases
 from .local_socket import LocalSocket
@@ -108,7 +108,7 @@ class Worker:
             self._clock,
             settings.fetch_timeout_s,
             self._metrics.fetched_bytes.inc,
-            connect=lambda source: self._credentials.channel(source, "worker"),
+            connect=lambda source: self._credentials.channel(source, "worker", CHANNEL_OPTIONS),
         )
         control = Control(
             store,

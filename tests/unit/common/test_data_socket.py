@@ -54,6 +54,7 @@ class Peer(worker_pb2_grpc.WorkerServicer):
         self.secret = b"s" * 32
         self.hellos = 0
         self.deaf = False
+        self.code = grpc.StatusCode.UNIMPLEMENTED
         self.grpc_reads = 0
         self.connections: list[socket.socket] = []
         self.requests: list[pb.ReadRequest] = []
@@ -132,7 +133,7 @@ class Peer(worker_pb2_grpc.WorkerServicer):
     def Control(self, request, context):
         self.hellos += 1
         if self.deaf:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older worker")
+            context.abort(self.code, "an older worker")
         ticket = TICKET.pack(7, self.secret)
         return pb.ControlReply(worker_id="w1", data_port=self.data_port, data_ticket=ticket)
 
@@ -307,6 +308,15 @@ def test_without_a_data_port_grpc_serves_and_is_named_once(peer, channel, link, 
         assert read(link, peer, channel) == BLOCK
     assert peer.grpc_reads == 3
     assert [line["event"] for line in log] == ["data-port-not-used"]
+
+
+def test_a_worker_that_is_away_has_its_port_when_it_is_back(peer, channel, link, log):
+    peer.code = grpc.StatusCode.UNAVAILABLE
+    peer.deaf = True
+    assert read(link, peer, channel) == BLOCK  # by gRPC, which answers here
+    peer.deaf = False
+    assert read(link, peer, channel) == BLOCK
+    assert (peer.grpc_reads, log) == (1, [])
 
 
 def test_the_port_is_tried_again_after_a_while(peer, channel):

@@ -29,12 +29,12 @@ DIGEST = checksums.digest(sums(DATA), len(DATA))
 class Source:
     """A worker to fetch from."""
 
-    def __init__(self, store, *, data_port):
+    def __init__(self, store, *, data_port, port=0):
         self.store = store
         self.reads = 0
         self.offsets = set()
         self.leases = Leases(10, 100, iter(range(1, 1000)).__next__)
-        self.door = GrpcDoor("127.0.0.1:0", 8, 30)
+        self.door = GrpcDoor(f"127.0.0.1:{port}", 8, 30)
         self.data = DataDoor("127.0.0.1", 0, 16, "w1")
         metrics = Metrics()
         streams = BlockStreams(store, self.leases, SystemClock(), metrics)
@@ -197,6 +197,22 @@ def test_a_failed_fetch_leaves_nothing_and_can_be_tried_again(store, sources, ma
     nothing_left(store)
     make_store.calls.errors.clear()
     own.fetch(KEY, len(DATA), DIGEST, [source.address])
+    assert read_all(store, KEY) == DATA
+
+
+def test_a_source_that_comes_back_is_used_at_once(store, sources, fetcher):
+    source = sources()
+    address, port = source.address, source.door.port
+    own = fetcher(store, SystemClock(), 60)
+    source.stop()
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            own.fetch(KEY, len(DATA), DIGEST, [address])
+    again = Source(source.store, data_port=True, port=port)
+    try:
+        own.fetch(KEY, len(DATA), DIGEST, [address])
+    finally:
+        again.stop()
     assert read_all(store, KEY) == DATA
 
 
