@@ -1,12 +1,18 @@
-"""Preallocated memory that chunks pass through: page aligned, touched once at the start, bounded."""
+"""Preallocated memory that chunks pass through: page aligned, touched once at the start, bounded, pinned where the
+engine has CUDA."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import mmap
+import sys
 import threading
 import time
+from collections.abc import Callable
 
 _PAGE_BYTES = 4096
+log = logging.getLogger("vllm.hearthfs")
 
 
 class Arena:
@@ -15,15 +21,17 @@ class Arena:
     Args:
         slots: how many.
         slot_bytes: length of each, rounded up to pages.
+        pin: called once with all of the memory; whether the GPU can copy from and to it by itself now.
     """
 
-    def __init__(self, slots: int, slot_bytes: int) -> None:
+    def __init__(self, slots: int, slot_bytes: int, pin: Callable[[memoryview], bool] | None = None) -> None:
         self.slots = slots
         self.slot_bytes = -(-slot_bytes // _PAGE_BYTES) * _PAGE_BYTES
         self._memory = mmap.mmap(-1, slots * self.slot_bytes)
         for at in range(0, len(self._memory), _PAGE_BYTES):
             self._memory[at] = 0  # a page fault now is none during a load
         self._view = memoryview(self._memory)
+        self.pinned = (pin or pin_for_cuda)(self._view)
         self._free = list(range(slots))
         self._changed = threading.Condition()
 
@@ -53,6 +61,19 @@ class Arena:
     def free_slots(self) -> int:
         with self._changed:
             return len(self._free)
+
+
+def pin_for_cuda(memory: memoryview) -> bool:
+    """Registers memory with CUDA, if the engine in this process uses it. Copies work without, by way of the driver's
+    own buffers."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return False
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    code = int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0))
+    if code:
+        log.warning("staging memory of %d bytes is not pinned: cudaHostRegister gave %d", len(memory), code)
+    return code == 0
 
 
 def slots_for(staging_bytes: int, slot_bytes: int) -> int:

@@ -1,5 +1,8 @@
+import sys
 import threading
+from types import SimpleNamespace
 
+import pytest
 from hearthfs.connector.staging import Arena, slots_for
 
 
@@ -34,3 +37,27 @@ def test_released_slots_wake_a_waiter() -> None:
 def test_at_least_two_slots() -> None:
     assert slots_for(1, 1 << 30) == 2
     assert slots_for(1 << 30, 1 << 20) == 1024
+
+
+@pytest.mark.parametrize(("available", "code", "pinned"), [(False, 0, False), (True, 0, True), (True, 712, False)])
+def test_memory_is_pinned_once_where_the_engine_has_cuda(
+    monkeypatch: pytest.MonkeyPatch, available: bool, code: int, pinned: bool
+) -> None:
+    registered: list[tuple[int, int]] = []
+
+    def register(address: int, size: int, flags: int) -> int:
+        assert flags == 0
+        registered.append((address % 4096, size))
+        return code
+
+    runtime = SimpleNamespace(cudaHostRegister=register)
+    cuda = SimpleNamespace(is_available=lambda: available, cudart=lambda: runtime)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert Arena(3, 5000).pinned is pinned
+    assert registered == ([(0, 3 * 8192)] if available else [])
+
+
+def test_without_an_engine_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert not Arena(2, 4096).pinned
+    assert Arena(2, 4096, pin=lambda memory: len(memory) == 8192).pinned
