@@ -119,6 +119,7 @@ class Disk:
         self._root_fd = -1
         self._working_fd = -1
         self._bad_fd = -1
+        self._bad_seen = (0, 0)  # when the directory changed last, and what its files took then
         self._shards: dict[str, int] = {}
         self._shards_fd = -1
         self._lock = threading.Lock()
@@ -204,11 +205,20 @@ class Disk:
         with self._lock:
             fd = self._shards.get(name)
             if fd is None:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=self._shards_fd)
-                    self.calls.fsync("sync-shards", self._shards_fd)
+                self._make_shards(name)
                 fd = self._shards[name] = self._open_directory(name, self._shards_fd)
             return fd
+
+    def _make_shards(self, wanted: str) -> None:
+        """All of them when one is missing: the first blocks of a new disk would else wait for an fsync each."""
+        try:
+            os.mkdir(wanted, 0o700, dir_fd=self._shards_fd)
+        except FileExistsError:
+            return
+        for number in range(256):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{number:02x}", 0o700, dir_fd=self._shards_fd)
+        self.calls.fsync("sync-shards", self._shards_fd)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -336,11 +346,13 @@ class Disk:
         )
         for name in kept[:-BAD_FILES_KEPT]:
             self.calls.unlink("drop-bad", name, self._bad_fd)
+        self._bad_seen = (0, 0)
 
     def drop_bad_files(self) -> None:
         """They give way before a writer is told that there is no room."""
         for name in os.listdir(self._bad_fd):
             self.calls.unlink("drop-bad", name, self._bad_fd)
+        self._bad_seen = (0, 0)
 
     def sweep_parts(self) -> list[tuple[BlockKey, os.stat_result]]:
         """Deletes what this process was filling when it ended, and lists the working files of clients."""
@@ -421,5 +433,9 @@ class Disk:
         return Space(limit, used, available)
 
     def _bad_bytes(self) -> int:
-        names = os.listdir(self._bad_fd)
-        return sum(real_bytes(os.stat(name, dir_fd=self._bad_fd, follow_symlinks=False)) for name in names)
+        changed_ns = os.fstat(self._bad_fd).st_mtime_ns
+        if changed_ns != self._bad_seen[0]:
+            names = os.listdir(self._bad_fd)
+            total = sum(real_bytes(os.stat(name, dir_fd=self._bad_fd, follow_symlinks=False)) for name in names)
+            self._bad_seen = changed_ns, total
+        return self._bad_seen[1]
