@@ -18,7 +18,7 @@ from ..common.errors import (
     TooBig,
 )
 from ..common.types import FILE_MAX_BYTES, XATTR_NAME_MAX, XATTR_VALUE_MAX_BYTES
-from . import blocks
+from . import blocks, directory_policy
 from .change import Change
 from .commands import XATTR_CREATE, XATTR_REPLACE, RemoveXattr, Setattr, SetXattr
 from .namespace import PERMISSIONS
@@ -84,6 +84,7 @@ def set_xattr(change: Change, command: SetXattr) -> Reply:
     """
     inode = change.inode(command.inode)
     _check_xattr(command.name, command.value, command.flags)
+    directory_policy.check(command.name, command.value, is_directory=inode.is_directory)
     present = change.xattrs(command.inode)
     if command.name in present and command.flags == XATTR_CREATE:
         raise Exists(f"inode {command.inode} has the attribute {command.name!r}")

@@ -5,6 +5,7 @@ Laws:
   2 + its subdirectories. A directory has one link, the root none.
 - ``order`` has one row for each dentry, under its cookie. A name keeps its cookie as long as it exists; cookies are
   never given twice, so a listing that goes on after a cookie misses and repeats nothing that existed all along.
+- A new directory has a copy of what its parent asks for the files in it (``directory_policy``).
 - The last unlink removes the inode at once and frees its block: who has it open keeps the bytes on the worker.
 - A command that fails has changed nothing (the store's step is undone), so rules may be checked and applied in turns.
 """
@@ -27,7 +28,7 @@ from ..common.errors import (
     TooManyLinks,
 )
 from ..common.types import NAME_MAX, ROOT_INODE, SYMLINK_MAX
-from . import blocks
+from . import blocks, directory_policy
 from .change import Change, item_errno
 from .commands import (
     Create,
@@ -117,6 +118,8 @@ def mkdir(change: Change, command: Mkdir) -> Reply:
     parent = _free_name(change, command.parent, command.name)
     mode = stat.S_IFDIR | command.mode & PERMISSIONS | parent.mode & stat.S_ISGID
     number, inode = make(change, command.parent, parent, command.name, mode, command.uid, command.gid)
+    for name, value in directory_policy.inherited(change.xattrs(command.parent)).items():
+        change.txn.put("xattrs", named(number, name), value)
     touch_directory(change, command.parent, parent, subdirectories=1)
     return Reply(inode=number, attributes=inode)
 

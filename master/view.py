@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ..common.errors import DataDamaged, NotADirectory, NotFound, Stale
+from .directory_policy import DirectoryPolicy, policy_of
 from .records import (
     WORKER_ID_MAX,
     Block,
@@ -108,6 +109,10 @@ class View:
     def replicates_on_read(self, directory: int) -> bool:
         """Whether its files leave a copy on the node of whoever reads them."""
         return self.reader.get("xattrs", named(directory, REPLICATE_ON_READ)) == b"1"
+
+    def policy(self, directory: int) -> DirectoryPolicy:
+        """What it asks for the files in it."""
+        return policy_of(self.xattrs(directory))
 
     # ---------------------------------------------------------------- blocks
 
