@@ -1255,7 +1255,7 @@ global___PutMany = PutMany
 
 @typing.final
 class ReportBadReplica(google.protobuf.message.Message):
-    """A client saw that this replica is missing or does not match its digest. The master drops it and orders its deletion."""
+    """A client saw that this replica is missing or does not match its digest. The master drops it and has its worker look."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1410,6 +1410,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     DISKS_FIELD_NUMBER: builtins.int
     ADDED_FIELD_NUMBER: builtins.int
     REMOVED_FIELD_NUMBER: builtins.int
+    COPIED_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     incarnation: builtins.int
     @property
@@ -1424,6 +1425,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
     def removed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]:
         """deleted by order, or found bad or missing"""
 
+    @property
+    def copied(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CopyResult]:
+        """how orders to copy ended"""
+
     def __init__(
         self,
         *,
@@ -1433,9 +1438,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
         disks: collections.abc.Iterable[global___Disk] | None = ...,
         added: collections.abc.Iterable[global___BlockReport] | None = ...,
         removed: collections.abc.Iterable[global___BlockKey] | None = ...,
+        copied: collections.abc.Iterable[global___CopyResult] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["added", b"added", "context", b"context", "disks", b"disks", "incarnation", b"incarnation", "removed", b"removed", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["added", b"added", "context", b"context", "copied", b"copied", "disks", b"disks", "incarnation", b"incarnation", "removed", b"removed", "worker_id", b"worker_id"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -1448,6 +1454,8 @@ class HeartbeatReply(google.protobuf.message.Message):
     REPORT_ALL_FIELD_NUMBER: builtins.int
     REGISTER_FIELD_NUMBER: builtins.int
     BLOCK_SECRETS_FIELD_NUMBER: builtins.int
+    COPY_FIELD_NUMBER: builtins.int
+    VERIFY_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     report_all: builtins.bool
     """send a full report"""
@@ -1457,6 +1465,14 @@ class HeartbeatReply(google.protobuf.message.Message):
     def delete(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]: ...
     @property
     def block_secrets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockSecret]: ...
+    @property
+    def copy(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CopyOrder]:
+        """bring these here"""
+
+    @property
+    def verify(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]:
+        """somebody doubts them: `added` if they are right, `removed` if not"""
+
     def __init__(
         self,
         *,
@@ -1465,10 +1481,110 @@ class HeartbeatReply(google.protobuf.message.Message):
         report_all: builtins.bool = ...,
         register: builtins.bool = ...,
         block_secrets: collections.abc.Iterable[global___BlockSecret] | None = ...,
+        copy: collections.abc.Iterable[global___CopyOrder] | None = ...,
+        verify: collections.abc.Iterable[global___BlockKey] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "delete", b"delete", "epoch", b"epoch", "register", b"register", "report_all", b"report_all"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "copy", b"copy", "delete", b"delete", "epoch", b"epoch", "register", b"register", "report_all", b"report_all", "verify", b"verify"]) -> None: ...
 
 global___HeartbeatReply = HeartbeatReply
+
+@typing.final
+class CopyOrder(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    LENGTH_BYTES_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SOURCES_FIELD_NUMBER: builtins.int
+    DEADLINE_MS_FIELD_NUMBER: builtins.int
+    block: builtins.int
+    generation: builtins.int
+    length_bytes: builtins.int
+    digest: builtins.int
+    deadline_ms: builtins.int
+    """from when it is received; the master counts it as failed then"""
+    @property
+    def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hearthfs.proto.common_pb2.WorkerAddress]:
+        """in the order to try"""
+
+    def __init__(
+        self,
+        *,
+        block: builtins.int = ...,
+        generation: builtins.int = ...,
+        length_bytes: builtins.int = ...,
+        digest: builtins.int = ...,
+        sources: collections.abc.Iterable[hearthfs.proto.common_pb2.WorkerAddress] | None = ...,
+        deadline_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "deadline_ms", b"deadline_ms", "digest", b"digest", "generation", b"generation", "length_bytes", b"length_bytes", "sources", b"sources"]) -> None: ...
+
+global___CopyOrder = CopyOrder
+
+@typing.final
+class CopyResult(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    ERROR_NUMBER_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    BAD_SOURCES_FIELD_NUMBER: builtins.int
+    block: builtins.int
+    generation: builtins.int
+    error_number: builtins.int
+    """0: it is here"""
+    message: builtins.str
+    @property
+    def bad_sources(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """ids of workers whose replica was missing or not what it should be"""
+
+    def __init__(
+        self,
+        *,
+        block: builtins.int = ...,
+        generation: builtins.int = ...,
+        error_number: builtins.int = ...,
+        message: builtins.str = ...,
+        bad_sources: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bad_sources", b"bad_sources", "block", b"block", "error_number", b"error_number", "generation", b"generation", "message", b"message"]) -> None: ...
+
+global___CopyResult = CopyResult
+
+@typing.final
+class NudgesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    incarnation: builtins.int
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+        worker_id: builtins.str = ...,
+        incarnation: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "incarnation", b"incarnation", "worker_id", b"worker_id"]) -> None: ...
+
+global___NudgesRequest = NudgesRequest
+
+@typing.final
+class Nudge(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Nudge = Nudge
 
 @typing.final
 class BlockKey(google.protobuf.message.Message):
@@ -1609,6 +1725,11 @@ class StatusReply(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
     UNAVAILABLE_FILES_FIELD_NUMBER: builtins.int
+    DEGRADED_FILES_FIELD_NUMBER: builtins.int
+    REPAIRING_FILES_FIELD_NUMBER: builtins.int
+    REPAIR_FAILURES_FIELD_NUMBER: builtins.int
+    REBALANCE_PERCENT_FIELD_NUMBER: builtins.int
+    SCANNED_NS_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     epoch: builtins.int
     version: builtins.str
@@ -1616,6 +1737,16 @@ class StatusReply(google.protobuf.message.Message):
     started_ns: builtins.int
     unavailable_files: builtins.int
     """blocks in the namespace without a live replica"""
+    degraded_files: builtins.int
+    """with fewer replicas than their directory asks for, but at least one"""
+    repairing_files: builtins.int
+    """of which a replica is on its way"""
+    repair_failures: builtins.int
+    """orders that failed since the start"""
+    rebalance_percent: builtins.int
+    """> 0: blocks are being moved until all workers are so near to the mean"""
+    scanned_ns: builtins.int
+    """when the last look at all files ended; 0: not yet since the start"""
     @property
     def totals(self) -> global___StatfsReply: ...
     @property
@@ -1634,9 +1765,14 @@ class StatusReply(google.protobuf.message.Message):
         workers: collections.abc.Iterable[global___WorkerStatus] | None = ...,
         sessions: collections.abc.Iterable[global___SessionStatus] | None = ...,
         unavailable_files: builtins.int = ...,
+        degraded_files: builtins.int = ...,
+        repairing_files: builtins.int = ...,
+        repair_failures: builtins.int = ...,
+        rebalance_percent: builtins.int = ...,
+        scanned_ns: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["totals", b"totals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "epoch", b"epoch", "journal_sequence", b"journal_sequence", "sessions", b"sessions", "started_ns", b"started_ns", "totals", b"totals", "unavailable_files", b"unavailable_files", "version", b"version", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "degraded_files", b"degraded_files", "epoch", b"epoch", "journal_sequence", b"journal_sequence", "rebalance_percent", b"rebalance_percent", "repair_failures", b"repair_failures", "repairing_files", b"repairing_files", "scanned_ns", b"scanned_ns", "sessions", b"sessions", "started_ns", b"started_ns", "totals", b"totals", "unavailable_files", b"unavailable_files", "version", b"version", "workers", b"workers"]) -> None: ...
 
 global___StatusReply = StatusReply
 
@@ -1649,10 +1785,15 @@ class WorkerStatus(google.protobuf.message.Message):
     HEARTBEAT_AGE_MS_FIELD_NUMBER: builtins.int
     DISKS_FIELD_NUMBER: builtins.int
     BLOCKS_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
     state: builtins.str
     """"live", "suspect", "lost" """
     heartbeat_age_ms: builtins.int
     blocks: builtins.int
+    draining: builtins.bool
+    replicas: builtins.int
+    """that the master counts on; 0 on a draining one: it can be taken away"""
     @property
     def worker(self) -> hearthfs.proto.common_pb2.WorkerAddress: ...
     @property
@@ -1665,11 +1806,146 @@ class WorkerStatus(google.protobuf.message.Message):
         heartbeat_age_ms: builtins.int = ...,
         disks: collections.abc.Iterable[global___Disk] | None = ...,
         blocks: builtins.int = ...,
+        draining: builtins.bool = ...,
+        replicas: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "disks", b"disks", "heartbeat_age_ms", b"heartbeat_age_ms", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "disks", b"disks", "draining", b"draining", "heartbeat_age_ms", b"heartbeat_age_ms", "replicas", b"replicas", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
+
+@typing.final
+class DrainWorkerRequest(google.protobuf.message.Message):
+    """A draining worker gets no new blocks; what it has is copied to others, then deleted there."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    FORGET_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    stop: builtins.bool
+    """drain it no more"""
+    forget: builtins.bool
+    """a lost or drained worker that has no replica left: it is not listed any more"""
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+        worker_id: builtins.str = ...,
+        stop: builtins.bool = ...,
+        forget: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "forget", b"forget", "stop", b"stop", "worker_id", b"worker_id"]) -> None: ...
+
+global___DrainWorkerRequest = DrainWorkerRequest
+
+@typing.final
+class DrainWorkerReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DrainWorkerReply = DrainWorkerReply
+
+@typing.final
+class RebalanceRequest(google.protobuf.message.Message):
+    """Moves blocks from the fullest workers to the emptiest until all are within so many percent of the mean."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    PERCENT_FIELD_NUMBER: builtins.int
+    percent: builtins.int
+    """0: stop"""
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+        percent: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "percent", b"percent"]) -> None: ...
+
+global___RebalanceRequest = RebalanceRequest
+
+@typing.final
+class RebalanceReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RebalanceReply = RebalanceReply
+
+@typing.final
+class RecheckRequest(google.protobuf.message.Message):
+    """For fsck: doubts these replicas (they are dropped until their worker has looked at them), and asks workers for a full
+    report.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    REPORT_WORKERS_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Replica]: ...
+    @property
+    def report_workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+        replicas: collections.abc.Iterable[global___Replica] | None = ...,
+        report_workers: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "replicas", b"replicas", "report_workers", b"report_workers"]) -> None: ...
+
+global___RecheckRequest = RecheckRequest
+
+@typing.final
+class Replica(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    block: builtins.int
+    generation: builtins.int
+    worker_id: builtins.str
+    def __init__(
+        self,
+        *,
+        block: builtins.int = ...,
+        generation: builtins.int = ...,
+        worker_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "generation", b"generation", "worker_id", b"worker_id"]) -> None: ...
+
+global___Replica = Replica
+
+@typing.final
+class RecheckReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RecheckReply = RecheckReply
 
 @typing.final
 class SessionStatus(google.protobuf.message.Message):
@@ -1810,6 +2086,7 @@ class DumpBlock(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     CLIENT_ID_FIELD_NUMBER: builtins.int
+    WANTED_REPLICAS_FIELD_NUMBER: builtins.int
     block: builtins.int
     generation: builtins.int
     inode: builtins.int
@@ -1820,6 +2097,8 @@ class DumpBlock(google.protobuf.message.Message):
     """of a working block; 0 while its client is between two sessions"""
     client_id: builtins.int
     """of a working block, 0 when nobody knows that client any more"""
+    wanted_replicas: builtins.int
+    """of a published block"""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -1833,8 +2112,9 @@ class DumpBlock(google.protobuf.message.Message):
         workers: collections.abc.Iterable[builtins.str] | None = ...,
         session_id: builtins.int = ...,
         client_id: builtins.int = ...,
+        wanted_replicas: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "client_id", b"client_id", "digest", b"digest", "generation", b"generation", "inode", b"inode", "length_bytes", b"length_bytes", "session_id", b"session_id", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "client_id", b"client_id", "digest", b"digest", "generation", b"generation", "inode", b"inode", "length_bytes", b"length_bytes", "session_id", b"session_id", "wanted_replicas", b"wanted_replicas", "workers", b"workers"]) -> None: ...
 
 global___DumpBlock = DumpBlock
 

@@ -105,10 +105,30 @@ class MasterStub(object):
                 request_serializer=hearthfs_dot_proto_dot_master__pb2.ReportBlocksRequest.SerializeToString,
                 response_deserializer=hearthfs_dot_proto_dot_master__pb2.ReportBlocksReply.FromString,
                 _registered_method=True)
+        self.Nudges = channel.unary_stream(
+                '/hearthfs.v1.Master/Nudges',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.NudgesRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.Nudge.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/hearthfs.v1.Master/Status',
                 request_serializer=hearthfs_dot_proto_dot_master__pb2.StatusRequest.SerializeToString,
                 response_deserializer=hearthfs_dot_proto_dot_master__pb2.StatusReply.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/hearthfs.v1.Master/DrainWorker',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.DrainWorkerReply.FromString,
+                _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/hearthfs.v1.Master/Rebalance',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.RebalanceReply.FromString,
+                _registered_method=True)
+        self.Recheck = channel.unary_unary(
+                '/hearthfs.v1.Master/Recheck',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.RecheckRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.RecheckReply.FromString,
                 _registered_method=True)
         self.Dump = channel.unary_stream(
                 '/hearthfs.v1.Master/Dump',
@@ -208,9 +228,34 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Nudges(self, request, context):
+        """an empty message: there is something to fetch by a heartbeat
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Operators.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebalance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recheck(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -295,10 +340,30 @@ def add_MasterServicer_to_server(servicer, server):
                     request_deserializer=hearthfs_dot_proto_dot_master__pb2.ReportBlocksRequest.FromString,
                     response_serializer=hearthfs_dot_proto_dot_master__pb2.ReportBlocksReply.SerializeToString,
             ),
+            'Nudges': grpc.unary_stream_rpc_method_handler(
+                    servicer.Nudges,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.NudgesRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.Nudge.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=hearthfs_dot_proto_dot_master__pb2.StatusRequest.FromString,
                     response_serializer=hearthfs_dot_proto_dot_master__pb2.StatusReply.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.DrainWorkerReply.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.RebalanceRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.RebalanceReply.SerializeToString,
+            ),
+            'Recheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recheck,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.RecheckRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.RecheckReply.SerializeToString,
             ),
             'Dump': grpc.unary_stream_rpc_method_handler(
                     servicer.Dump,
@@ -695,6 +760,33 @@ class Master(object):
             _registered_method=True)
 
     @staticmethod
+    def Nudges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hearthfs.v1.Master/Nudges',
+            hearthfs_dot_proto_dot_master__pb2.NudgesRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.Nudge.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Status(request,
             target,
             options=(),
@@ -711,6 +803,87 @@ class Master(object):
             '/hearthfs.v1.Master/Status',
             hearthfs_dot_proto_dot_master__pb2.StatusRequest.SerializeToString,
             hearthfs_dot_proto_dot_master__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearthfs.v1.Master/DrainWorker',
+            hearthfs_dot_proto_dot_master__pb2.DrainWorkerRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.DrainWorkerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearthfs.v1.Master/Rebalance',
+            hearthfs_dot_proto_dot_master__pb2.RebalanceRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.RebalanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearthfs.v1.Master/Recheck',
+            hearthfs_dot_proto_dot_master__pb2.RecheckRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.RecheckReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,11 +96,32 @@ class MasterStub:
         hearthfs.proto.master_pb2.ReportBlocksReply,
     ]
 
+    Nudges: grpc.UnaryStreamMultiCallable[
+        hearthfs.proto.master_pb2.NudgesRequest,
+        hearthfs.proto.master_pb2.Nudge,
+    ]
+    """an empty message: there is something to fetch by a heartbeat"""
+
     Status: grpc.UnaryUnaryMultiCallable[
         hearthfs.proto.master_pb2.StatusRequest,
         hearthfs.proto.master_pb2.StatusReply,
     ]
     """Operators."""
+
+    DrainWorker: grpc.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.DrainWorkerRequest,
+        hearthfs.proto.master_pb2.DrainWorkerReply,
+    ]
+
+    Rebalance: grpc.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.RebalanceRequest,
+        hearthfs.proto.master_pb2.RebalanceReply,
+    ]
+
+    Recheck: grpc.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.RecheckRequest,
+        hearthfs.proto.master_pb2.RecheckReply,
+    ]
 
     Dump: grpc.UnaryStreamMultiCallable[
         hearthfs.proto.master_pb2.DumpRequest,
@@ -183,11 +204,32 @@ class MasterAsyncStub:
         hearthfs.proto.master_pb2.ReportBlocksReply,
     ]
 
+    Nudges: grpc.aio.UnaryStreamMultiCallable[
+        hearthfs.proto.master_pb2.NudgesRequest,
+        hearthfs.proto.master_pb2.Nudge,
+    ]
+    """an empty message: there is something to fetch by a heartbeat"""
+
     Status: grpc.aio.UnaryUnaryMultiCallable[
         hearthfs.proto.master_pb2.StatusRequest,
         hearthfs.proto.master_pb2.StatusReply,
     ]
     """Operators."""
+
+    DrainWorker: grpc.aio.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.DrainWorkerRequest,
+        hearthfs.proto.master_pb2.DrainWorkerReply,
+    ]
+
+    Rebalance: grpc.aio.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.RebalanceRequest,
+        hearthfs.proto.master_pb2.RebalanceReply,
+    ]
+
+    Recheck: grpc.aio.UnaryUnaryMultiCallable[
+        hearthfs.proto.master_pb2.RecheckRequest,
+        hearthfs.proto.master_pb2.RecheckReply,
+    ]
 
     Dump: grpc.aio.UnaryStreamMultiCallable[
         hearthfs.proto.master_pb2.DumpRequest,
@@ -299,12 +341,41 @@ class MasterServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[hearthfs.proto.master_pb2.ReportBlocksReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.ReportBlocksReply]]: ...
 
     @abc.abstractmethod
+    def Nudges(
+        self,
+        request: hearthfs.proto.master_pb2.NudgesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[hearthfs.proto.master_pb2.Nudge], collections.abc.AsyncIterator[hearthfs.proto.master_pb2.Nudge]]:
+        """an empty message: there is something to fetch by a heartbeat"""
+
+    @abc.abstractmethod
     def Status(
         self,
         request: hearthfs.proto.master_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[hearthfs.proto.master_pb2.StatusReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.StatusReply]]:
         """Operators."""
+
+    @abc.abstractmethod
+    def DrainWorker(
+        self,
+        request: hearthfs.proto.master_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hearthfs.proto.master_pb2.DrainWorkerReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.DrainWorkerReply]]: ...
+
+    @abc.abstractmethod
+    def Rebalance(
+        self,
+        request: hearthfs.proto.master_pb2.RebalanceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hearthfs.proto.master_pb2.RebalanceReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.RebalanceReply]]: ...
+
+    @abc.abstractmethod
+    def Recheck(
+        self,
+        request: hearthfs.proto.master_pb2.RecheckRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hearthfs.proto.master_pb2.RecheckReply, collections.abc.Awaitable[hearthfs.proto.master_pb2.RecheckReply]]: ...
 
     @abc.abstractmethod
     def Dump(
