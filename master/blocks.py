@@ -4,6 +4,8 @@ Laws:
 - A block number is given out once. It is in ``working`` or in ``blocks`` or in neither, never in both.
 - ``blocks`` has a row exactly for each extent of an inode; ``worker_blocks`` a row for each worker of each extent.
 - What leaves a file or a client goes to ``garbage`` of each worker that has it, until that worker says it is gone.
+- A doubted replica does not count: it lies in ``garbage`` too, until its worker has looked and says that it has it
+  after all, or that it is gone.
 - A generation is the epoch in which the block was allocated: after a restore from an older backup no key means two
   different contents.
 """
@@ -18,6 +20,7 @@ from .change import Change
 from .commands import (
     Allocate,
     Discard,
+    DropReplicas,
     DropWorking,
     HeldBlock,
     Publication,
@@ -271,7 +274,21 @@ def _put_workers(change: Change, number: int, inode: Inode, extent: Extent, work
 
 
 def report_bad_replica(change: Change, command: ReportBadReplica) -> Reply:
-    """Drops the replica and orders its deletion, also when it is the last one: bad bytes are never served again."""
+    """Drops the replica until its worker has looked at it, also when it is the last one: bad bytes are not served
+    again, and good ones are not deleted on the word of somebody whose memory or network may be at fault."""
     if _remove_replica(change, command.worker_id, command.block, command.generation):
-        change.put("garbage", of_worker(command.worker_id, command.block), Garbage(command.generation))
+        doubted = Garbage(command.generation, doubted=True)
+        change.put("garbage", of_worker(command.worker_id, command.block), doubted)
+    return Reply()
+
+
+def drop_replicas(change: Change, command: DropReplicas) -> Reply:
+    """What has too few others stays: the tables may have changed since the command was made."""
+    live = set(command.live_workers) - {command.worker_id}
+    for block, generation, others in command.blocks:
+        found = change.extent_of(block, generation)
+        if found is None or len(live.intersection(found[2].workers)) < max(1, others):
+            continue
+        if _remove_replica(change, command.worker_id, block, generation):
+            change.put("garbage", of_worker(command.worker_id, block), Garbage(generation))
     return Reply()

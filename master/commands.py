@@ -61,6 +61,21 @@ class RegisterWorker(Command, frozen=True):
     disks: tuple[str, ...]
 
 
+class DrainWorker(Command, frozen=True):
+    worker_id: str
+    draining: bool
+
+
+class ForgetWorker(Command, frozen=True):
+    """It is gone for good and no file counts on it."""
+
+    worker_id: str
+
+
+class Rebalance(Command, frozen=True):
+    percent: int  # 0: no more
+
+
 class HeldBlock(msgspec.Struct, frozen=True):
     block: int
     generation: int
@@ -227,6 +242,14 @@ class ReportBadReplica(Command, frozen=True):
     worker_id: str
 
 
+class DropReplicas(Command, frozen=True):
+    """Replicas leave a worker: each (block, generation, others) if at least so many of ``live_workers`` have it too."""
+
+    worker_id: str
+    blocks: tuple[tuple[int, int, int], ...]
+    live_workers: tuple[str, ...]
+
+
 AnyCommand = (
     BeginEpoch
     | RegisterSession
@@ -234,6 +257,9 @@ AnyCommand = (
     | ForgetClients
     | DropWorking
     | RegisterWorker
+    | DrainWorker
+    | ForgetWorker
+    | Rebalance
     | UpdateReplicas
     | Create
     | CreateMany
@@ -254,6 +280,7 @@ AnyCommand = (
     | PublishMany
     | PutMany
     | ReportBadReplica
+    | DropReplicas
 )
 
 GROWING: tuple[type[Command], ...] = (

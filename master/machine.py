@@ -36,6 +36,9 @@ RULES: dict[type[commands.Command], Rule] = {
     commands.EndSessions: registry.end_sessions,
     commands.ForgetClients: registry.forget_clients,
     commands.RegisterWorker: registry.register_worker,
+    commands.DrainWorker: registry.drain_worker,
+    commands.ForgetWorker: registry.forget_worker,
+    commands.Rebalance: registry.rebalance,
     commands.UpdateReplicas: blocks.update_replicas,
     commands.DropWorking: blocks.drop_orphans,
     commands.Create: namespace.create,
@@ -57,6 +60,7 @@ RULES: dict[type[commands.Command], Rule] = {
     commands.PublishMany: batches.publish_many,
     commands.PutMany: batches.put_many,
     commands.ReportBadReplica: blocks.report_bad_replica,
+    commands.DropReplicas: blocks.drop_replicas,
 }
 
 _encode = msgspec.msgpack.Encoder().encode

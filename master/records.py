@@ -142,10 +142,14 @@ class Held(msgspec.Struct, frozen=True):
     since_ns: int
 
 
-class Garbage(msgspec.Struct, frozen=True):
-    """``garbage`` / worker + NUL + block u64: to be deleted there; stays until the worker says that it is gone."""
+class Garbage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``garbage`` / worker + NUL + block u64: to be deleted there; stays until the worker says that it is gone.
+
+    ``doubted``: somebody says that its bytes are wrong; the worker looks, and says that it has it or that it is gone.
+    """
 
     generation: int
+    doubted: bool = False
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -168,7 +172,7 @@ class Client(msgspec.Struct, frozen=True):
     acked_below: int = 1
 
 
-class Worker(msgspec.Struct, frozen=True):
+class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     """``workers`` / worker id."""
 
     node_id: str
@@ -176,6 +180,13 @@ class Worker(msgspec.Struct, frozen=True):
     incarnation: int
     disks: tuple[str, ...]
     registered_ns: int
+    draining: bool = False  # it gets no new blocks, and what it has goes to others
+
+
+class Rebalancing(msgspec.Struct, frozen=True):
+    """``meta`` / ``rebalancing``, if blocks are to move until no worker is so many percent above the mean."""
+
+    percent: int
 
 
 class WorkingBlock(msgspec.Struct, frozen=True):

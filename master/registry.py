@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from ..common.errors import InvalidArgument
+from ..common.errors import Busy, InvalidArgument, NotFound
 from . import namespace
 from .change import Change
-from .commands import BeginEpoch, EndSessions, ForgetClients, RegisterSession, RegisterWorker
-from .records import WORKER_ID_MAX, Client, Cluster, Epoch, Reply, Session, Worker
-from .tables import u64
+from .commands import (
+    BeginEpoch,
+    DrainWorker,
+    EndSessions,
+    ForgetClients,
+    ForgetWorker,
+    Rebalance,
+    RegisterSession,
+    RegisterWorker,
+)
+from .records import WORKER_ID_MAX, Client, Cluster, Epoch, Rebalancing, Reply, Session, Worker
+from .tables import of_worker, u64
+
+REBALANCE_PERCENT_MAX = 50
 
 
 def begin_epoch(change: Change, command: BeginEpoch) -> Reply:
@@ -77,8 +88,53 @@ def forget_clients(change: Change, command: ForgetClients) -> Reply:
 def register_worker(change: Change, command: RegisterWorker) -> Reply:
     """Raises: InvalidArgument."""
     check_worker_id(command.worker_id)
-    worker = Worker(command.node_id, command.address, command.incarnation, command.disks, change.now_ns)
+    known = change.find_worker(command.worker_id)
+    worker = Worker(
+        command.node_id,
+        command.address,
+        command.incarnation,
+        command.disks,
+        change.now_ns,
+        draining=known is not None and known.draining,
+    )
     change.put("workers", command.worker_id.encode(), worker)
+    return Reply()
+
+
+def drain_worker(change: Change, command: DrainWorker) -> Reply:
+    """Raises: NotFound."""
+    worker = _known_worker(change, command.worker_id)
+    change.put("workers", command.worker_id.encode(), msgspec.structs.replace(worker, draining=command.draining))
+    return Reply()
+
+
+def forget_worker(change: Change, command: ForgetWorker) -> Reply:
+    """Its orders go with it. Raises: NotFound, Busy (files count on it)."""
+    _known_worker(change, command.worker_id)
+    if change.held(command.worker_id, 0, 1):
+        raise Busy(f"worker {command.worker_id!r} has replicas that files count on: drain it first")
+    while page := change.txn.scan("garbage", of_worker(command.worker_id)):
+        for key, _ in page:
+            change.delete("garbage", key)
+    change.delete("workers", command.worker_id.encode())
+    return Reply()
+
+
+def _known_worker(change: Change, worker_id: str) -> Worker:
+    worker = change.find_worker(worker_id)
+    if worker is None:
+        raise NotFound(f"worker {worker_id!r} is not known: hearth status lists those that are")
+    return worker
+
+
+def rebalance(change: Change, command: Rebalance) -> Reply:
+    """Raises: InvalidArgument."""
+    if not 0 <= command.percent <= REBALANCE_PERCENT_MAX:
+        raise InvalidArgument(f"cannot rebalance to {command.percent} %: 1 to {REBALANCE_PERCENT_MAX}, or 0 to stop")
+    if command.percent:
+        change.put("meta", b"rebalancing", Rebalancing(command.percent))
+    else:
+        change.delete("meta", b"rebalancing")
     return Reply()
 
 

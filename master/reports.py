@@ -51,7 +51,7 @@ def compare(
             result.unknown.append((block.block, block.generation))
             continue
         good[block.block] = block.generation
-        if block.block not in held and _is_replica(view, block):
+        if block.block not in held and _is_replica(view, block) and not _is_ordered(view, worker_id, block):
             result.added.append(block)
     for number, record in held.items():
         missing = number not in reported
@@ -71,6 +71,13 @@ def _is_known(view: View, block: HeldBlock, working: bool) -> bool:
     if owned is not None and owned.generation == block.generation:
         return True
     return not working and _is_replica(view, block)
+
+
+def _is_ordered(view: View, worker_id: str, block: HeldBlock) -> bool:
+    """Whether the worker was told to delete it, or to look at it, and has not said yet that it did: until then it does
+    not count."""
+    order = view.find_garbage(worker_id, block.block)
+    return order is not None and order.generation == block.generation
 
 
 def _is_replica(view: View, block: HeldBlock) -> bool:

@@ -4,6 +4,7 @@
 |---|---|---|
 | meta | ``schema``, ``cluster``, ``epoch``, ``counters`` | Schema, Cluster, Epoch, Counters |
 | meta | ``journal`` | number of the last journal record, u64 |
+| meta | ``rebalancing`` | Rebalancing |
 | inodes | inode u64 | Inode |
 | dentries | parent u64, name | Dentry |
 | order | parent u64, cookie u64 | Ordered |

@@ -21,6 +21,7 @@ from .records import (
     Held,
     Inode,
     Ordered,
+    Rebalancing,
     Session,
     Worker,
     Working,
@@ -38,6 +39,7 @@ _session = msgspec.msgpack.Decoder(Session)
 _client = msgspec.msgpack.Decoder(Client)
 _worker = msgspec.msgpack.Decoder(Worker)
 _counters = msgspec.msgpack.Decoder(Counters)
+_rebalancing = msgspec.msgpack.Decoder(Rebalancing)
 _epoch = msgspec.msgpack.Decoder(Epoch)
 _cluster = msgspec.msgpack.Decoder(Cluster)
 
@@ -139,10 +141,14 @@ class View:
         page = self.reader.scan("worker_blocks", of_worker(worker_id), of_worker(worker_id, start), limit)
         return [(from_u64(key), _held.decode(value)) for key, value in page]
 
-    def garbage(self, worker_id: str, limit: int) -> list[tuple[int, int]]:
-        """(block, generation) of what that worker is to delete."""
+    def garbage(self, worker_id: str, limit: int) -> list[tuple[int, Garbage]]:
+        """(block, record) of what that worker is to delete, or to look at."""
         page = self.reader.scan("garbage", of_worker(worker_id), limit=limit)
-        return [(from_u64(key), _garbage.decode(value).generation) for key, value in page]
+        return [(from_u64(key), _garbage.decode(value)) for key, value in page]
+
+    def find_garbage(self, worker_id: str, block: int) -> Garbage | None:
+        value = self.reader.get("garbage", of_worker(worker_id, block))
+        return None if value is None else _garbage.decode(value)
 
     def working_blocks(self) -> Iterator[tuple[int, Working]]:
         for key, value in rows(self.reader, "working"):
@@ -157,6 +163,11 @@ class View:
     def epoch(self) -> Epoch | None:
         value = self.reader.get("meta", b"epoch")
         return None if value is None else _epoch.decode(value)
+
+    def rebalance_percent(self) -> int:
+        """0: no blocks are to be moved."""
+        value = self.reader.get("meta", b"rebalancing")
+        return 0 if value is None else _rebalancing.decode(value).percent
 
     def cluster(self) -> Cluster | None:
         value = self.reader.get("meta", b"cluster")

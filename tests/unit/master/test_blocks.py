@@ -209,8 +209,55 @@ def test_a_bad_replica_is_dropped_and_deleted(tree):
     assert workers_of(tree, number) == ("w1",)
     tree.do(commands.ReportBadReplica(block, 1, "w1"))
     assert workers_of(tree, number) == ()
-    assert tree.garbage("w1") == [block]
+    assert orders(tree) == [(block, True)]
     assert (0, b"", number, False, (number, ROOT)) in tree.touched
+
+
+def orders(tree, worker="w1"):
+    with tree.view() as view:
+        return [(block, order.doubted) for block, order in view.garbage(worker, 100)]
+
+
+def test_a_doubted_replica_that_its_worker_finds_good_counts_again(tree):
+    number = tree.create(ROOT, b"f")
+    block = tree.publish(number, 100)
+    tree.do(commands.ReportBadReplica(block, 1, "w1"))
+    tree.own(commands.UpdateReplicas("w1", (HeldBlock(block, 1, 100, 1234),)))
+    assert workers_of(tree, number) == ("w1",)
+    assert orders(tree) == []
+    tree.do(commands.ReportBadReplica(block, 1, "w1"))
+    tree.own(commands.UpdateReplicas("w1", (), ((block, 1),)))
+    assert workers_of(tree, number) == ()
+    assert orders(tree) == []
+
+
+def test_a_doubted_replica_of_a_deleted_file_is_deleted(tree):
+    block = tree.publish(tree.create(ROOT, b"f"), 100)
+    tree.do(commands.ReportBadReplica(block, 1, "w1"))
+    tree.do(commands.Unlink(ROOT, b"f"))
+    tree.own(commands.UpdateReplicas("w1", (HeldBlock(block, 1, 100, 1234),)))
+    assert orders(tree) == [(block, False)]
+
+
+def test_a_replica_is_dropped_only_if_enough_others_live(tree):
+    number = tree.create(ROOT, b"f")
+    block = tree.publish(number, 100)
+    drop = commands.DropReplicas("w1", ((block, 1, 1),), ("w1", "w2"))
+    tree.own(drop)
+    assert workers_of(tree, number) == ("w1",)
+    tree.own(commands.UpdateReplicas("w2", (HeldBlock(block, 1, 100, 1234),)))
+    for kept in (
+        commands.DropReplicas("w1", ((block, 1, 2),), ("w1", "w2")),
+        commands.DropReplicas("w1", ((block, 1, 1),), ("w1",)),
+        commands.DropReplicas("w1", ((block, 2, 1), (999, 1, 1)), ("w1", "w2")),
+    ):
+        tree.own(kept)
+        assert workers_of(tree, number) == ("w1", "w2")
+    tree.own(drop)
+    assert workers_of(tree, number) == ("w2",)
+    assert orders(tree) == [(block, False)]
+    tree.own(drop)
+    assert workers_of(tree, number) == ("w2",)
 
 
 # ------------------------------------------------------------------ batches

@@ -87,6 +87,14 @@ def test_garbage_that_is_gone_is_forgotten(tree, blocks):
     assert tree.garbage() == [blocks[1]]
 
 
+def test_what_is_to_be_deleted_or_looked_at_is_not_added_again(tree, blocks):
+    tree.do(commands.ReportBadReplica(blocks[0], 1, "w1"))
+    found = compare(tree, *map(held, blocks))
+    assert (found.added, found.unknown) == ([], [])
+    tree.own(commands.UpdateReplicas("w1", (), ((blocks[0], 1),)))
+    assert [each.block for each in compare(tree, *map(held, blocks)).added] == [blocks[0]]
+
+
 def test_order():
     reports.check_order([5, 6, 9], 5)
     for blocks, first in (([5, 5], 0), ([6, 5], 0), ([4], 5)):
