@@ -71,6 +71,22 @@ def command(request: master_pb2.MutateRequest, place: Place, live: tuple[str, ..
     return _put_many(request.put_many, live)
 
 
+def published_blocks(request: master_pb2.MutateRequest) -> list[int]:
+    """Blocks that become files' by it."""
+    kind = request.WhichOneof("op")
+    if kind == "publish":
+        return [request.publish.block] if request.publish.block else []
+    return [block for block in request.put_many.blocks if block] if kind == "put_many" else []
+
+
+def published_in(request: master_pb2.MutateRequest, reply: Reply) -> tuple[int, ...]:
+    """Directories in which it published something. (Those of ``publish_many`` are not known: nobody waits for it.)"""
+    kind = request.WhichOneof("op")
+    if kind == "put_many":
+        return (request.put_many.parent,)
+    return reply.attributes.parents if kind == "publish" and reply.attributes is not None else ()
+
+
 def _create(op: master_pb2.Create, place: Place) -> commands.Create:
     worker = place(op.prefer_node, 0, (), 1)[0] if op.allocate else ""
     return commands.Create(op.parent, op.name, op.mode, op.uid, op.gid, op.exclusive, worker)

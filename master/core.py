@@ -17,6 +17,7 @@ from . import machine, records
 from .commands import AnyCommand, BeginEpoch, EndSessions, Mkdir, RegisterSession, Request
 from .committer import Applied, Committer, Job
 from .membership import Member, Membership
+from .nudges import Nudges
 from .readable_names import ReadableNames
 from .records import Cluster
 from .sessions import Debt, Session, Sessions, unknown_session
@@ -37,7 +38,11 @@ class Committed(NamedTuple):
 
 
 class Core:
-    """``on_stop(reason)``: the master cannot go on (durability in doubt, or replaced by a newer one)."""
+    """``on_stop(reason)``: the master cannot go on (durability in doubt, or replaced by a newer one).
+
+    Attributes:
+        observers: told of each commit, after caches and before callers.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,8 @@ class Core:
         self.sessions = Sessions(settings.session_lease_s, settings.session_idle_s)
         self.readable = ReadableNames()
         self.membership = Membership(settings.worker_suspect_s, settings.worker_lost_s)
+        self.nudges = Nudges()
+        self.observers: list[Callable[[list[Applied]], None]] = []
         self.watches = Watches(self.sessions, clock, settings.session_lease_s, self._end_sessions)
         self.committer = Committer(
             store, loop, queue_commands=settings.queue_commands, on_commit=self._invalidate, on_fatal=on_stop
@@ -127,6 +134,7 @@ class Core:
                         disk_paths=worker.disks,
                         seen_s=now_s,
                         heard=False,
+                        draining=worker.draining,
                     )
                 )
 
@@ -184,6 +192,8 @@ class Core:
             self._grant_new_directory(request, outcome)
             debts = self.watches.invalidate(outcome.touched, request.session_id) if outcome.touched else []
             result.append(Committed(outcome, debts))
+        for observe in self.observers:
+            observe(applied)
         return result
 
     def _grant_new_directory(self, request: Request, outcome: machine.Outcome) -> None:

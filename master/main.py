@@ -22,6 +22,7 @@ from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..proto import master_pb2_grpc
 from . import metrics
 from .core import Core
+from .repairer import Repairer
 from .service import MasterService
 from .settings import MasterSettings
 from .store import LmdbStore
@@ -79,10 +80,12 @@ class MasterServer:
             cluster_id = self._cluster_id(self._store)
             core = Core(settings, self._store, self._clock, asyncio.get_running_loop(), self.end)
             await core.begin(cluster_id)
-            workers = Workers(core)
+            repairer = Repairer(core)
+            workers = Workers(core, repairer)
             self.core = core
-            self._upkeep = Upkeep(core)
-            master_pb2_grpc.add_MasterServicer_to_server(MasterService(core, workers), self._server)
+            self._upkeep = Upkeep(core, repairer)
+            service = MasterService(core, workers, repairer)
+            master_pb2_grpc.add_MasterServicer_to_server(service, self._server)
             await self._server.start()
             self._started = True
             self._upkeep.start()
@@ -138,6 +141,7 @@ class MasterServer:
         if core is not None:
             core.stopping = True
             core.watches.close()
+            core.nudges.close()
         if self._upkeep is not None:
             await self._upkeep.stop()
         if self.port and not self._started:

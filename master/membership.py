@@ -45,6 +45,8 @@ class Member:
     was_lost: bool = False
     """Its replicas do not count before the report has ended."""
     disks: tuple[DiskState, ...] = ()
+    draining: bool = False
+    """It gets no new blocks."""
     promised_bytes: int = 0
     """Allocated since its last heartbeat told how much is available."""
 
@@ -80,6 +82,10 @@ class Membership:
         self._members[member.worker_id] = member
         self._states[member.worker_id] = "suspect"
 
+    def forget(self, worker_id: str) -> None:
+        self._members.pop(worker_id, None)
+        self._states.pop(worker_id, None)
+
     def admit(self, new: Member) -> None:
         """Whether ``register`` may go on. Raises: Conflict."""
         old = self._members.get(new.worker_id)
@@ -96,6 +102,7 @@ class Membership:
         """Raises: Conflict."""
         self.admit(new)
         old = self._members.get(new.worker_id)
+        new.draining = old is not None and old.draining
         new.was_lost = old is not None and (old.was_lost or self.state(new.worker_id) == "lost")
         self._members[new.worker_id] = new
         self._settle(new, new.seen_s)

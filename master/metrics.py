@@ -24,5 +24,14 @@ INVALIDATION_SECONDS = Histogram(
 )
 WORKERS = Gauge("hearth_master_workers", "Workers by state.", ["state"])
 UNAVAILABLE = Gauge("hearth_master_unavailable_files", "Files without a live replica.")
+DEGRADED = Gauge("hearth_master_degraded_files", "Files found with fewer replicas than asked for.")
+REPAIRING = Gauge("hearth_master_repairing_files", "Files of which a replica is on its way.")
+REPAIRS = Counter("hearth_master_copies_total", "Orders to copy a block, by what the worker said.", ["result"])
+DROPPED = Counter("hearth_master_dropped_replicas_total", "Replicas taken off workers that are drained or too full.")
+SCAN_SECONDS = Gauge("hearth_master_scan_seconds", "How long the last look at all blocks took.")
+UNREPLICATED_CLOSES = Counter(
+    "hearth_master_unreplicated_closes_total",
+    "Closes (before_close) that waited for replicas in vain.",
+)
 READERS_CLEARED = Counter("hearth_master_dead_readers_total", "Reader slots freed.")
 UPKEEP_FAILURES = Counter("hearth_master_upkeep_failures_total", "Rounds of upkeep that failed.", ["task"])

@@ -32,6 +32,7 @@ from ..proto import master_pb2, master_pb2_grpc
 from . import check, codec, commands, lookups, machine, metrics, permissions
 from .core import Core
 from .journal import last_number
+from .repairer import Repairer
 from .rights import Rights
 from .sessions import Session
 from .view import View
@@ -44,6 +45,7 @@ FIRST_MESSAGE_S = 10.0
 DUMP_MAX_S = 3600.0
 DUMP_PAGE_ROWS = 500
 """Records in one message of a dump: at most about 700 bytes each, a symlink's 5 KiB."""
+RECHECK_MAX = 4096
 log = get_logger("hearthfs.master")
 
 
@@ -92,9 +94,10 @@ def _trace_id(context: Any) -> str | None:
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    def __init__(self, core: Core, workers: Workers) -> None:
+    def __init__(self, core: Core, workers: Workers, repairer: Repairer) -> None:
         self._core = core
         self._workers = workers
+        self._repairer = repairer
 
     def _session(self, request: Any) -> Session:
         return self._core.session(request.context.session_id, request.context.epoch)
@@ -255,11 +258,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
         reply = master_pb2.StatfsReply()
         for member in self._core.membership:
             state = self._core.membership.state(member.worker_id)
+            writable = state == "live" and not member.draining
             for disk in member.disks if state != "lost" else ():
                 if not disk.failed:
                     reply.total_bytes += disk.capacity_bytes
                     reply.used_bytes += disk.used_bytes
-                    reply.available_bytes += disk.available_bytes if state == "live" else 0
+                    reply.available_bytes += disk.available_bytes if writable else 0
         with self._core.view() as view:
             counters = view.counters()
         reply.inodes, reply.blocks = counters.inodes, counters.blocks
@@ -343,6 +347,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         error = machine.error_of(result)
         if error is not None:
             raise error
+        if self._repairer.makes_wait(codec.published_in(request, result.reply)):
+            await self._repairer.wait_replicated(codec.published_blocks(request))
         reply = result.reply
         return codec.mutate_reply(reply, self._workers.addresses, rights.reading(reply.attributes), rights.writing())
 
@@ -387,13 +393,41 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._core.check_epoch(request.context.epoch)
         return await self._workers.report(request)
 
+    @_rpc
+    async def Nudges(self, request: master_pb2.NudgesRequest, context: Any) -> None:
+        self._core.check_epoch(request.context.epoch)
+        member = self._core.membership.find(request.worker_id)
+        if member is None or member.incarnation != request.incarnation:
+            raise InvalidArgument(f"worker {request.worker_id!r} must register before it is nudged")
+        await self._core.nudges.serve(request.worker_id, context)
+
     # ---------------------------------------------------------------- operators
+
+    @_rpc
+    async def DrainWorker(self, request: master_pb2.DrainWorkerRequest, context: Any) -> master_pb2.DrainWorkerReply:
+        if request.forget:
+            await self._workers.forget(request.worker_id)
+        else:
+            await self._workers.drain(request.worker_id, draining=not request.stop)
+        return master_pb2.DrainWorkerReply()
+
+    @_rpc
+    async def Rebalance(self, request: master_pb2.RebalanceRequest, context: Any) -> master_pb2.RebalanceReply:
+        await self._core.submit_own(commands.Rebalance(request.percent))
+        return master_pb2.RebalanceReply()
+
+    @_rpc
+    async def Recheck(self, request: master_pb2.RecheckRequest, context: Any) -> master_pb2.RecheckReply:
+        if len(request.replicas) > RECHECK_MAX:
+            raise TooBig(f"{len(request.replicas)} replicas in one call; the limit is {RECHECK_MAX}")
+        await self._workers.recheck(request.replicas, request.report_workers)
+        return master_pb2.RecheckReply()
 
     @_rpc
     async def Status(self, request: master_pb2.StatusRequest, context: Any) -> master_pb2.StatusReply:
         core, now_s = self._core, self._core.clock.monotonic_s()
         with core.view() as view:
-            sequence = last_number(view.reader)
+            sequence, rebalance_percent = last_number(view.reader), view.rebalance_percent()
         reply = master_pb2.StatusReply(
             cluster_id=core.cluster.cluster_id,
             epoch=core.epoch,
@@ -402,6 +436,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
             started_ns=core.started_ns,
             totals=self._totals(),
             unavailable_files=core.unavailable_files,
+            degraded_files=self._repairer.repairs.degraded,
+            repairing_files=self._repairer.repairs.running,
+            repair_failures=sum(self._repairer.repairs.ended[how] for how in ("failed", "late")),
+            rebalance_percent=rebalance_percent,
+            scanned_ns=self._repairer.scanned_ns,
         )
         reply.workers.extend(self._workers.statuses(now_s))
         for session in core.sessions if caller().trusted else ():
@@ -431,13 +470,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
             page.clear()
 
         with self._core.store.snapshot() as reader:
-            view = View(reader)
+            view, wanted = View(reader), _Wanted()
             checked = check.Check(view)
             for row in checked.rows():
                 if row is None:
                     await asyncio.sleep(0)
                 else:
-                    page.append(self._dump_record(view, row))
+                    page.append(self._dump_record(view, row, wanted))
                     if len(page) == page_rows:
                         await send()
             if page:
@@ -451,7 +490,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             )
         await context.write(master_pb2.DumpRecord(end=end))
 
-    def _dump_record(self, view: View, row: check.Row) -> master_pb2.DumpRecord:
+    def _dump_record(self, view: View, row: check.Row, wanted: _Wanted) -> master_pb2.DumpRecord:
         if isinstance(row, check.DentryRow):
             dentry = master_pb2.DumpDentry(
                 parent=row.parent, name=row.name, inode=row.dentry.inode, cookie=row.dentry.cookie
@@ -469,5 +508,22 @@ class MasterService(master_pb2_grpc.MasterServicer):
             workers=row.workers,
             session_id=client.session_id if client else 0,
             client_id=row.client_id if client else 0,
+            wanted_replicas=wanted.of(view, row.inode),
         )
         return master_pb2.DumpRecord(block=block)
+
+
+class _Wanted:
+    """How many replicas files should have, by directory, as one snapshot says."""
+
+    def __init__(self) -> None:
+        self._of_directory: dict[int, int] = {}
+
+    def of(self, view: View, number: int) -> int:
+        inode = view.find_inode(number)
+        if inode is None or not inode.links:
+            return 0
+        directory = inode.links[0][0]
+        if directory not in self._of_directory:
+            self._of_directory[directory] = view.policy(directory).replicas
+        return self._of_directory[directory]

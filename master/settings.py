@@ -37,8 +37,19 @@ class MasterSettings(CredentialSettings):
     working_grace_s: float = 60.0
     """Working blocks of a client that has no session are kept so long: it may only be registering again."""
     worker_suspect_s: float = 5.0
-    worker_lost_s: float = 30.0
+    worker_lost_s: float = 25.0
     heartbeat_s: float = 1.0
+
+    repair_scan_s: float = 300.0
+    """All blocks are looked at so often; what happens in between is noticed at once."""
+    repair_copies: int = 64
+    """Copies under way to one worker at one time, ..."""
+    repair_window_bytes: int = 256 << 20
+    """... and their bytes together: about what is sent between two heartbeats."""
+    repair_blocks_max: int = 100_000
+    """Blocks that wait for repair; more are found again by later scans."""
+    replicate_wait_s: float = 4.0
+    """Where a directory says before_close, a close waits at most so long for the replicas."""
 
     journal_retention_records: int = 1_000_000
     map_size_bytes: int = 1 << 40

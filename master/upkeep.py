@@ -9,6 +9,7 @@ from ..common.telemetry import get_logger
 from . import journal, metrics
 from .commands import DropWorking, ForgetClients
 from .core import Core
+from .repairer import Repairer
 from .tables import PAGE_ROWS, Batch
 from .view import View
 
@@ -22,8 +23,9 @@ log = get_logger("hearthfs.master")
 
 
 class Upkeep:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, repairer: Repairer) -> None:
         self._core = core
+        self._repairer = repairer
         self._tasks: list[asyncio.Task[None]] = []
         self._counted_for: object = None
 
@@ -38,6 +40,7 @@ class Upkeep:
             (UNAVAILABLE_PERIOD_S, self.count_unavailable),
         ):
             self._tasks.append(asyncio.create_task(self._repeat(period_s, task)))
+        self._tasks.append(asyncio.create_task(self._repairer.run()))
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..common.errors import InvalidArgument, TooBig, Unavailable
+from ..common.errors import Busy, InvalidArgument, NoSpace, NotFound, TooBig, Unavailable
 from ..common.telemetry import get_logger
 from ..proto import common_pb2, master_pb2
 from . import codec, reports
-from .commands import HeldBlock, RegisterWorker, UpdateReplicas
+from .commands import DrainWorker, ForgetWorker, HeldBlock, RegisterWorker, ReportBadReplica, UpdateReplicas
 from .core import Core
 from .membership import Member
 from .placement import Candidate, choose
 from .registry import check_worker_id
+from .repairer import Repairer
+from .repairs import Running
 from .tables import of_worker
 from .view import View
 
 DELETE_ORDERS_MAX = 1000
+REPLICAS_SHOWN_MAX = 10_000
 REPORT_RETRY_S = 30.0
 log = get_logger("hearthfs.master")
 
@@ -33,8 +36,9 @@ class _Report:
 
 
 class Workers:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, repairer: Repairer) -> None:
         self._core = core
+        self._repairer = repairer
         self._members = core.membership
         self._reports: dict[str, _Report] = {}
 
@@ -73,12 +77,28 @@ class Workers:
         with core.view() as view:
             added, removed = _effective(view, member.worker_id, added, removed)
         await self._update(member.worker_id, added, removed)
+        for result in request.copied:
+            error = result.message or str(result.error_number) if result.error_number else ""
+            await self._repairer.ended(member.worker_id, result.block, result.generation, error, result.bad_sources)
         with core.view() as view:
-            for block, generation in view.garbage(member.worker_id, DELETE_ORDERS_MAX):
-                reply.delete.add(block=block, generation=generation)
+            for block, order in view.garbage(member.worker_id, DELETE_ORDERS_MAX):
+                keys = reply.verify if order.doubted else reply.delete
+                keys.add(block=block, generation=order.generation)
+        reply.copy.extend(self._copy_order(running, now_s) for running in self._repairer.orders(member.worker_id))
         report = self._reports.get(member.worker_id)
         reply.report_all = member.needs_report and (report is None or now_s - report.page_s > REPORT_RETRY_S)
         return reply
+
+    def _copy_order(self, running: Running, now_s: float) -> master_pb2.CopyOrder:
+        facts = running.copy.facts
+        return master_pb2.CopyOrder(
+            block=facts.block,
+            generation=facts.generation,
+            length_bytes=facts.length_bytes,
+            digest=facts.digest,
+            sources=self.addresses(running.copy.sources),
+            deadline_ms=max(1, int((running.deadline_s - now_s) * 1000)),
+        )
 
     async def report(self, request: master_pb2.ReportBlocksRequest) -> master_pb2.ReportBlocksReply:
         """Raises: InvalidArgument (no report was started, order), TooBig, and what a commit raises."""
@@ -121,7 +141,10 @@ class Workers:
             NoSpace: those that are alive have no room, or there is none.
             Unavailable: none is alive, but some may yet come back, as after a restart of the master.
         """
-        live = [member for worker_id in self._members.live() if (member := self._members.find(worker_id)) is not None]
+        alive = [member for worker_id in self._members.live() if (member := self._members.find(worker_id)) is not None]
+        live = [member for member in alive if not member.draining]
+        if alive and not live:
+            raise NoSpace("all workers that are alive are being drained: hearth worker drain --stop ID")
         if not live and any(self._members.state(each.worker_id) == "suspect" for each in self._members):
             raise Unavailable("no worker has been heard of in the last seconds; try again")
         candidates = [Candidate(member.worker_id, member.node_id, member.available_bytes) for member in live]
@@ -148,9 +171,56 @@ class Workers:
                 heartbeat_age_ms=int((now_s - member.seen_s) * 1000),
                 disks=[master_pb2.Disk(**dataclasses.asdict(disk)) for disk in member.disks],
                 blocks=sum(disk.blocks for disk in member.disks),
+                draining=member.draining,
+                replicas=self._replicas(member) if member.draining else 0,
             )
             for member in self._members
         ]
+
+    def _replicas(self, member: Member) -> int:
+        """That files count on; at most REPLICAS_SHOWN_MAX."""
+        with self._core.view() as view:
+            return len(view.held(member.worker_id, 0, REPLICAS_SHOWN_MAX))
+
+    # ---------------------------------------------------------------- what operators ask
+
+    async def drain(self, worker_id: str, *, draining: bool) -> None:
+        """Raises: NotFound."""
+        await self._core.submit_own(DrainWorker(worker_id, draining))
+        member = self._members.find(worker_id)
+        if member is not None:
+            member.draining = draining
+        if not draining:
+            self._repairer.release(worker_id)
+        log.info("worker-draining" if draining else "worker-drained-no-more", worker=worker_id)
+
+    async def forget(self, worker_id: str) -> None:
+        """Raises: NotFound, Busy: it lives, and files count on it."""
+        member = self._members.find(worker_id)
+        if member is None:
+            raise NotFound(f"worker {worker_id!r} is not known: hearth status lists those that are")
+        if self._members.state(worker_id) == "lost":
+            while True:
+                with self._core.view() as view:
+                    page = view.held(worker_id, 0, reports.REPORT_PAGE_MAX)
+                if not page:
+                    break
+                await self._update(worker_id, [], [(block, held.generation) for block, held in page])
+        elif not member.draining:
+            raise Busy(f"worker {worker_id!r} is {self._members.state(worker_id)}: stop it, or drain it first")
+        await self._core.submit_own(ForgetWorker(worker_id))
+        self._members.forget(worker_id)
+        log.info("worker-forgotten", worker=worker_id)
+
+    async def recheck(self, replicas: Iterable[master_pb2.Replica], report_workers: Iterable[str]) -> None:
+        for each in replicas:
+            await self._core.submit_own(ReportBadReplica(each.block, each.generation, each.worker_id))
+            self._core.nudges.nudge(each.worker_id)
+        for worker_id in report_workers:
+            member = self._members.find(worker_id)
+            if member is not None:
+                member.needs_report = True
+                self._core.nudges.nudge(worker_id)
 
     def live_nodes(self) -> dict[str, str]:
         """Live workers and their nodes."""

@@ -663,6 +663,282 @@ def test_a_full_worker_gets_no_blocks(serve):
     serve(test)
 
 
+# ------------------------------------------------------------------ replicas
+
+
+async def publish(client, name, worker="w1", parent=ROOT, size=100):
+    """A file whose block is on that worker; its key."""
+    made = await client.create(name, parent, allocate=True, prefer_node=f"node-{worker}")
+    block = made.blocks[0]
+    item = master_pb2.Publish(
+        inode=made.entry.attributes.inode,
+        block=block.block,
+        generation=block.generation,
+        length_bytes=size,
+        size_bytes=size,
+        digest=5,
+        sealed=True,
+        worker_id=worker,
+    )
+    await client.mutate(publish=item)
+    return master_pb2.BlockKey(block=block.block, generation=block.generation)
+
+
+async def ask_for(client, replicas, inode=ROOT, when=b"background"):
+    for name, value in ((b"hearth.replicas", b"%d" % replicas), (b"hearth.replicate", when)):
+        await client.mutate(set_xattr=master_pb2.SetXattr(inode=inode, name=name, value=value))
+
+
+def held(key, size=100):
+    return master_pb2.BlockReport(block=key.block, generation=key.generation, length_bytes=size, digest=5)
+
+
+def copied(key, error_number=0, **fields):
+    return master_pb2.CopyResult(block=key.block, generation=key.generation, error_number=error_number, **fields)
+
+
+def repairer(client):
+    return client.master.core.observers[0].__self__
+
+
+def test_an_order_to_copy_is_told_until_it_ends(serve):
+    async def test(client, one, two):
+        await client.register()
+        await one.register_worker()
+        await two.register_worker("w2", 2)
+        await ask_for(client, 2)
+        key = await publish(client, b"f")
+        await repairer(client).step()
+        for _ in range(2):
+            (order,) = (await two.beat("w2", 2)).copy
+            assert (order.block, order.generation, order.length_bytes, order.digest) == (key.block, 1, 100, 5)
+            assert [source.worker_id for source in order.sources] == ["w1"]
+        assert list((await one.beat()).copy) == []
+        status = await client.call("Status")
+        assert (status.degraded_files, status.repairing_files) == (1, 1)
+        reply = await two.beat("w2", 2, added=[held(key)], copied=[copied(key)])
+        assert list(reply.copy) == []
+        await repairer(client).step()
+        status = await client.call("Status")
+        assert (status.degraded_files, status.repairing_files, status.repair_failures) == (0, 0, 0)
+        assert len((await client.call("Lookup", parent=ROOT, name=b"f")).replicas) == 2
+
+    serve(test)
+
+
+def test_a_failed_copy_is_tried_again_and_its_bad_source_is_looked_at(serve):
+    async def test(client, one, two):
+        await client.register()
+        await one.register_worker()
+        await two.register_worker("w2", 2)
+        await ask_for(client, 2)
+        key = await publish(client, b"f")
+        await repairer(client).step()
+        await two.beat("w2", 2, copied=[copied(key, 5, message="wrong bytes", bad_sources=["w1"])])
+        assert list((await client.call("Lookup", parent=ROOT, name=b"f")).replicas) == []
+        assert [each.block for each in (await one.beat()).verify] == [key.block]
+        assert list((await one.beat()).delete) == []
+        client.clock.advance(2)
+        await repairer(client).step()
+        assert list((await two.beat("w2", 2)).copy) == []  # nobody has it
+        await one.beat(added=[held(key)])  # it was good after all
+        await repairer(client).step()
+        assert len((await two.beat("w2", 2)).copy) == 1
+        assert (await client.call("Status")).repair_failures == 1
+
+    serve(test)
+
+
+def test_what_a_lost_worker_had_is_made_again_elsewhere(serve):
+    async def test(client, one, two, three):
+        await client.register()
+        for worker, name in ((one, "w1"), (two, "w2")):
+            await worker.register_worker(name, int(name[1]))
+        await ask_for(client, 2)
+        key = await publish(client, b"f")
+        await two.beat("w2", 2, added=[held(key)], copied=[copied(key)])
+        await three.register_worker("w3", 3)
+        client.clock.advance(26)
+        for worker, name in ((two, "w2"), (three, "w3")):
+            await worker.beat(name, int(name[1]))
+            await worker.call(
+                "ReportBlocks",
+                worker_id=name,
+                incarnation=int(name[1]),
+                start=True,
+                blocks=[held(key)] if name == "w2" else [],
+                end=True,
+            )
+        await client.master._upkeep.age_workers()
+        await repairer(client).walk()
+        await repairer(client).step()
+        (order,) = (await three.beat("w3", 3)).copy
+        assert [source.worker_id for source in order.sources] == ["w2"]
+
+    serve(test)
+
+
+def test_a_close_waits_for_its_replicas(serve):
+    async def test(client, one, two):
+        await client.register()
+        await one.register_worker()
+        await two.register_worker("w2", 2)
+        await ask_for(client, 2, when=b"before_close")
+        closing = asyncio.create_task(publish(client, b"f"))
+        while not (orders := (await two.beat("w2", 2)).copy):
+            await asyncio.sleep(0.01)
+        assert not closing.done()
+        await two.beat("w2", 2, added=[held(orders[0])], copied=[copied(orders[0])])
+        await closing
+        # Nobody else is there: nothing to wait for.
+        client.clock.advance(30)
+        await one.beat()
+        client.master.core.membership.reported(client.master.core.membership.find("w1"), client.clock.monotonic_s())
+        client.master.core.membership.tick(client.clock.monotonic_s())
+        await publish(client, b"g")
+
+    serve(test)
+
+
+def test_a_close_does_not_wait_for_ever(serve):
+    async def test(client, one, two):
+        await client.register()
+        await one.register_worker()
+        await two.register_worker("w2", 2)
+        await ask_for(client, 2, when=b"before_close")
+        await publish(client, b"f")
+        assert len((await client.call("Lookup", parent=ROOT, name=b"f")).replicas) == 1
+
+    serve(test, replicate_wait_s=0.05)
+
+
+def test_draining(serve):
+    async def test(client, one, two):
+        await client.register()
+        await one.register_worker()
+        key = await publish(client, b"f")
+        await two.register_worker("w2", 2)
+        with pytest.raises(NotFound):
+            await client.call("DrainWorker", worker_id="nobody")
+        with pytest.raises(Busy):
+            await client.call("DrainWorker", worker_id="w1", forget=True)
+        await client.call("DrainWorker", worker_id="w1")
+        made = await client.create(b"g", allocate=True, prefer_node="node-w1")
+        assert made.blocks[0].worker.worker_id == "w2"
+        assert (await client.call("Statfs")).available_bytes == GiB
+        first = (await client.call("Status")).workers[0]
+        assert (first.draining, first.replicas) == (True, 1)
+        with pytest.raises(Busy):
+            await client.call("DrainWorker", worker_id="w1", forget=True)
+        await repairer(client).walk()
+        await repairer(client).step()
+        assert [each.block for each in (await two.beat("w2", 2)).copy] == [key.block]
+        await two.beat("w2", 2, added=[held(key)], copied=[copied(key)])
+        await repairer(client).step()
+        assert [each.block for each in (await one.beat()).delete] == [key.block]
+        await one.beat(removed=[key])
+        assert (await client.call("Status")).workers[0].replicas == 0
+        await client.call("DrainWorker", worker_id="w2")
+        with pytest.raises(NoSpace, match="being drained"):
+            await client.create(b"h", allocate=True)
+        await client.call("DrainWorker", worker_id="w2", stop=True)
+        await client.create(b"h", allocate=True)
+        await client.call("DrainWorker", worker_id="w1", forget=True)
+        assert [each.worker.worker_id for each in (await client.call("Status")).workers] == ["w2"]
+        assert (await one.beat()).register
+
+    serve(test)
+
+
+def test_forgetting_a_lost_worker_gives_up_what_only_it_had(serve):
+    async def test(client, one):
+        await client.register()
+        await one.register_worker()
+        await publish(client, b"f")
+        client.clock.advance(60)
+        await client.master._upkeep.age_workers()
+        await client.call("DrainWorker", worker_id="w1", forget=True)
+        status = await client.call("Status")
+        assert list(status.workers) == []
+        await client.master._upkeep.count_unavailable()
+        assert (await client.call("Status")).unavailable_files == 1
+        records = [record async for record in client.stub.Dump(master_pb2.DumpRequest())]
+        assert records[-1].end.problems == []
+
+    serve(test)
+
+
+def test_rebalancing_ends_when_workers_are_even(serve):
+    async def test(client, one, two):
+        def disks(used):
+            return [master_pb2.Disk(path="/d", capacity_bytes=1000, used_bytes=used, available_bytes=1000 - used)]
+
+        await client.register()
+        await one.register_worker(disks=disks(900))
+        keys = [await publish(client, b"f%d" % number) for number in range(8)]
+        await two.register_worker("w2", 2, disks=disks(0))
+        for bad in (51, 1000):
+            with pytest.raises(InvalidArgument):
+                await client.call("Rebalance", percent=bad)
+        await client.call("Rebalance", percent=10)
+        await repairer(client).walk()
+        await repairer(client).step()
+        assert (await client.call("Status")).rebalance_percent == 10
+        orders = (await two.beat("w2", 2, disks=disks(0))).copy
+        assert len(orders) == 4  # 350 bytes too many, in blocks of 100
+        await two.beat("w2", 2, disks=disks(400), added=[held(each) for each in orders], copied=map(copied, orders))
+        await repairer(client).step()
+        assert len((await one.beat(disks=disks(500))).delete) == 4
+        await repairer(client).step()
+        await repairer(client).walk()
+        client.clock.advance(4)
+        await two.beat("w2", 2, disks=disks(400))
+        await one.beat(disks=disks(500))
+        await repairer(client).walk()
+        assert (await client.call("Status")).rebalance_percent == 0
+        assert {each.block for each in orders} < {each.block for each in keys}
+
+    serve(test)
+
+
+def test_recheck_doubts_replicas_and_wants_reports(serve):
+    async def test(client, one):
+        await client.register()
+        await one.register_worker()
+        await one.call("ReportBlocks", worker_id="w1", incarnation=1, start=True, end=True)
+        key = await publish(client, b"f")
+        assert not (await one.beat()).report_all
+        wrong = master_pb2.Replica(block=key.block, generation=key.generation, worker_id="w1")
+        await client.call("Recheck", replicas=[wrong], report_workers=["w1", "nobody"])
+        reply = await one.beat()
+        assert [each.block for each in reply.verify] == [key.block]
+        assert reply.report_all
+        with pytest.raises(TooBig):
+            await client.call("Recheck", replicas=[wrong] * 5000)
+
+    serve(test)
+
+
+def test_workers_are_nudged_when_there_is_an_order(serve):
+    async def test(client, one, two):
+        await client.register()
+        await one.register_worker()
+        await two.register_worker("w2", 2)
+        with pytest.raises(InvalidArgument):
+            await read_all(client.stub.Nudges(master_pb2.NudgesRequest(worker_id="w2", incarnation=7)))
+        await ask_for(client, 2)
+        older = client.stub.Nudges(master_pb2.NudgesRequest(worker_id="w2", incarnation=2))
+        await older.read()
+        stream = client.stub.Nudges(master_pb2.NudgesRequest(worker_id="w2", incarnation=2))
+        await stream.read()
+        assert await older.read() in (master_pb2.Nudge(), grpc.aio.EOF)
+        await publish(client, b"f")
+        assert await asyncio.wait_for(stream.read(), TIMEOUT_S) == master_pb2.Nudge()
+        assert len((await two.beat("w2", 2)).copy) == 1
+
+    serve(test)
+
+
 # ------------------------------------------------------------------ upkeep
 
 
