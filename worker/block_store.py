@@ -35,6 +35,7 @@ from .disk import Disk, OpenBlock, real_bytes
 from .index import BlockRecord
 from .key_locks import KeyLocks
 from .reports import Changes, Report
+from .verifying import verify_on_disk
 
 Pwrite = Callable[[Buffer, int], None]
 
@@ -128,6 +129,42 @@ class BlockStore:
             if found is not None:
                 disk, record = found
                 self.catalog.lose(disk, key, record, reason)
+
+    def verify(self, key: BlockKey, pace: Callable[[int], None]) -> bool:
+        """Reads all of a committed block from its disk; False: it was bad, has been moved aside, and the master will be
+        told. Others may use the block meanwhile.
+
+        Args:
+            pace: see ``verify_on_disk``; what it raises passes.
+
+        Raises:
+            NotFound: it is not here.
+            Unavailable: the disk failed.
+        """
+        try:
+            opened = self.open_read(key)
+        except (BlockMissing, BlockCorrupt):
+            return False
+        record = opened.record
+        try:
+            with opened.disk.guard():
+                verify_on_disk(
+                    opened.disk.calls, opened.fd, record.length_bytes, record.checksums, f"block {key}", pace
+                )
+            return True
+        except BlockCorrupt as error:
+            with self._locks.holding(key):
+                found = self.catalog.find(key)
+                if found is not None and found[1].inode == record.inode:  # else it was deleted and brought here anew
+                    self.catalog.lose(found[0], key, found[1], str(error))
+            return False
+        finally:
+            opened.close()
+
+    def tell(self, key: BlockKey) -> None:
+        """The master is to hear again whether the block is here."""
+        with self._locks.holding(key):
+            self.catalog.tell(key)
 
     # ------------------------------------------------------------ writing
 

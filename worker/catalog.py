@@ -6,7 +6,7 @@ Not locked by itself: ``BlockStore`` calls it with the block's lock held.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 
 from ..common import checksums
@@ -25,11 +25,13 @@ class Catalog:
     """
     Attributes:
         bad_blocks: found missing or damaged since the start.
+        on_lost: called with each block that is not to be served any more.
     """
 
     def __init__(self, disks: Sequence[Disk], changes: Changes, boot_id: str) -> None:
         self.disks = list(disks)
         self.bad_blocks = 0
+        self.on_lost: Callable[[BlockKey], None] = lambda _: None
         self._changes = changes
         self._boot_id = boot_id
 
@@ -135,6 +137,12 @@ class Catalog:
         except HearthError as error:
             log.error("move-aside-failed", block=str(key), error=str(error))
         self._forget(disk, key, record)
+        self.on_lost(key)
+
+    def tell(self, key: BlockKey) -> None:
+        """The master is to hear again whether the block is here."""
+        found = self.find(key)
+        self._changes.note(key, Report(key, found[1].length_bytes, found[1].digest) if found is not None else None)
 
     def delete(self, key: BlockKey) -> None:
         """Its bytes stay readable for whoever has it open."""

@@ -3,6 +3,7 @@
 Layout::
 
     hearth-disk.json            schema, cluster id, worker id
+    scrub                       how far the scrubber has come
     blocks/<2 hex>/<block>.<g>  committed, mode 0444; they never change
     working/<block>.<g>         being written by a client
     working/<block>.<g>.part    being filled by this process; swept at start
@@ -36,6 +37,7 @@ from .settings import Floor
 
 INDEX = "index"
 BAD_FILES_KEPT = 8
+BAD_BYTES_KEPT = 1 << 30
 UNKNOWN_BYTES = 1 << 60
 """Stands for the size of a filesystem that reports none (report R097)."""
 
@@ -105,6 +107,7 @@ class Disk:
     Attributes:
         failed: it answered EIO: no new blocks go here, what can be read is still served.
         counted: ``used_bytes`` covers all files; False while a lost index is being made anew.
+        bad_files_kept, bad_bytes_kept: bounds of what is kept of files that failed their check; the last one always is.
     """
 
     def __init__(self, path: Path, limit_bytes: int | None, floor: Floor, calls: OsCalls | None = None) -> None:
@@ -112,6 +115,8 @@ class Disk:
         self.calls = calls or OsCalls()
         self.failed = False
         self.counted = True
+        self.bad_files_kept = BAD_FILES_KEPT
+        self.bad_bytes_kept = BAD_BYTES_KEPT
         self.identity: identity.Identity | None = None
         self.index: Index
         self._limit_bytes = limit_bytes
@@ -337,22 +342,48 @@ class Disk:
         return True
 
     def move_aside(self, key: BlockKey) -> None:
-        """Keeps a bad file for whoever wants to look, and drops the oldest of those beyond ``BAD_FILES_KEPT``."""
+        """Keeps a bad file for whoever wants to look, and drops the oldest of those beyond the bounds."""
         with self.guard(), contextlib.suppress(FileNotFoundError):
             self.calls.rename("move-aside", file_name(key), self._shard(key), file_name(key), self._bad_fd)
-        kept = sorted(
-            os.listdir(self._bad_fd),
-            key=lambda name: os.stat(name, dir_fd=self._bad_fd, follow_symlinks=False).st_ctime_ns,
-        )
-        for name in kept[:-BAD_FILES_KEPT]:
-            self.calls.unlink("drop-bad", name, self._bad_fd)
+        names = os.listdir(self._bad_fd)
+        found = [(os.stat(name, dir_fd=self._bad_fd, follow_symlinks=False), name) for name in names]
+        kept_bytes = 0
+        for number, (status, name) in enumerate(sorted(found, key=lambda item: -item[0].st_ctime_ns), 1):
+            kept_bytes += real_bytes(status)
+            if number > 1 and (number > self.bad_files_kept or kept_bytes > self.bad_bytes_kept):
+                self.calls.unlink("drop-bad", name, self._bad_fd)
         self._bad_seen = (0, 0)
+
+    @property
+    def bad_files(self) -> int:
+        return len(os.listdir(self._bad_fd))
 
     def drop_bad_files(self) -> None:
         """They give way before a writer is told that there is no room."""
         for name in os.listdir(self._bad_fd):
             self.calls.unlink("drop-bad", name, self._bad_fd)
         self._bad_seen = (0, 0)
+
+    def read_note(self, name: str) -> str:
+        """A few words that were kept on the disk; empty when there are none, or they cannot be read."""
+        try:
+            fd = self.calls.open("read-note", name, os.O_RDONLY, dir_fd=self._root_fd)
+        except OSError:
+            return ""
+        try:
+            return self.calls.pread("read-note", fd, 4096, 0).decode(errors="replace")
+        finally:
+            os.close(fd)
+
+    def write_note(self, name: str, text: str) -> None:
+        """Whole or not at all; not synced. Raises: OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        fd = self.calls.open("write-note", f"{name}.new", flags, dir_fd=self._root_fd)
+        try:
+            self.calls.pwrite("write-note", fd, text.encode(), 0)
+        finally:
+            os.close(fd)
+        self.calls.rename("write-note", f"{name}.new", self._root_fd, name, self._root_fd)
 
     def sweep_parts(self) -> list[tuple[BlockKey, os.stat_result]]:
         """Deletes what this process was filling when it ended, and lists the working files of clients."""
@@ -406,6 +437,11 @@ class Disk:
     @property
     def blocks(self) -> int:
         return self._blocks
+
+    @property
+    def block_bytes(self) -> int:
+        """Of committed files."""
+        return self._block_bytes
 
     def space(self) -> Space:
         """From real bytes: block and working files by ``st_blocks``, the filesystem by ``statvfs``. The tighter of

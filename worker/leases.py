@@ -82,6 +82,15 @@ class Leases:
                     return held.dup()
         return None
 
+    def revoke(self, key: BlockKey) -> None:
+        """The block's bytes are not right: no lease keeps them."""
+        with self._lock:
+            for lease in self._leases.values():
+                held = lease.blocks.pop(key, None)
+                if held is not None:
+                    self._count -= 1
+                    held.close()
+
     def expire(self, now_s: float) -> None:
         with self._lock:
             self._drop_expired(now_s)

@@ -21,6 +21,7 @@ from ..proto import master_pb2, worker_pb2
 from .access import Access
 from .block_store import BlockStore
 from .control import Control
+from .copier import Copier
 from .data_door import DataDoor
 from .disk import Disk
 from .fetch import CHANNEL_OPTIONS, Fetcher
@@ -31,6 +32,7 @@ from .master_link import MasterLink
 from .metrics import Metrics
 from .reconcile import reconcile
 from .reports import Changes
+from .scrubber import Scrubber
 from .service import BlockStreams, GrpcDoor, WorkerService
 from .settings import WorkerSettings
 
@@ -100,8 +102,10 @@ class Worker:
         cluster_id = link.register_at_start(settings.start_timeout_s)
 
         for disk in disks:
+            disk.bad_files_kept, disk.bad_bytes_kept = settings.bad_files_kept, settings.bad_bytes_kept
             disk.prepare(Identity(settings.identity, cluster_id), boot_id)
         store = BlockStore(disks, self._changes, boot_id)
+        store.catalog.on_lost = leases.revoke
         self._metrics.watch(store, leases)
         fetcher = Fetcher(
             store,
@@ -131,7 +135,21 @@ class Worker:
         door.start(WorkerService(control, store, leases, about, access), streams)
         # Without certificates nobody is a user to the master, and nobody gets tokens.
         local.start(control, access if self._credentials.encrypted else None)
-        link.start(store)
+        copier = Copier(fetcher.fetch, self._clock, settings.copy_threads, link.nudge)
+        scrubber = Scrubber(
+            store,
+            self._clock,
+            self._metrics,
+            cycle_s=settings.scrub_cycle_s,
+            bytes_per_s=settings.scrub_bytes_per_s,
+            pause_pressure=settings.scrub_pause_pressure,
+            told=link.nudge,
+        )
+        link.start(store, copier, scrubber.doubt)
+        copier.start()
+        undo.callback(copier.stop)
+        scrubber.start()
+        undo.callback(scrubber.stop)
         background = threading.Thread(target=self._background, args=(store, leases, link), name="background")
         background.start()
         undo.callback(background.join)

@@ -21,8 +21,10 @@ from ..common.telemetry import TRACE_KEY, get_logger, trace
 from ..common.types import BlockKey
 from ..proto import common_pb2, master_pb2, master_pb2_grpc
 from .block_store import BlockStore
-from .messages import disk_messages, key_from, key_message, report_message
+from .copier import Copier, Order, Source
+from .messages import copy_result_message, disk_messages, key_from, key_message, report_message
 from .metrics import Metrics
+from .nudges import NudgeListener
 from .orders import Unknown
 from .reports import PAGE_BLOCKS, Changes, pages
 
@@ -80,6 +82,9 @@ class MasterLink:
         self._stub = master_pb2_grpc.MasterStub(self._channel)
         self._store: BlockStore | None = None
         self._thread: threading.Thread | None = None
+        self._copier: Copier | None = None
+        self._doubt: Callable[[Iterable[BlockKey]], None] = lambda _: None
+        self._listener = NudgeListener(self._stub, self._nudges_request, self.nudge)
 
     # ------------------------------------------------------------ start and stop
 
@@ -127,14 +132,24 @@ class MasterLink:
                         ) from None
                     raise
 
-    def start(self, store: BlockStore) -> None:
+    def start(
+        self,
+        store: BlockStore,
+        copier: Copier | None = None,
+        doubt: Callable[[Iterable[BlockKey]], None] | None = None,
+    ) -> None:
+        """``copier`` gets orders to copy, ``doubt`` blocks that somebody says are not right."""
         self._store = store
+        self._copier = copier
+        self._doubt = doubt or self._doubt
+        self._listener.start()
         self._thread = threading.Thread(target=self._run, args=(store,), name="master-link", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         self._nudged.set()
+        self._listener.stop()
         if self._thread is not None:
             self._thread.join(CALL_TIMEOUT_S)
         self._channel.close()
@@ -202,6 +217,7 @@ class MasterLink:
 
     def _heartbeat(self, store: BlockStore) -> None:
         store.refresh_working()
+        results = self._copier.results() if self._copier is not None else []
         batch = self._changes.take()
         reply = self._call(
             "Heartbeat",
@@ -213,6 +229,7 @@ class MasterLink:
                 disks=disk_messages(store),
                 added=[report_message(report) for report in batch.added],
                 removed=[key_message(key) for key in batch.removed],
+                copied=[copy_result_message(result) for result in results],
             ),
             CALL_TIMEOUT_S,
         )
@@ -223,6 +240,13 @@ class MasterLink:
             self.nudge()
             return
         self._changes.acknowledge(batch)
+        if self._copier is not None:
+            self._copier.acknowledge(len(results))
+            now_s = self._clock.monotonic_s()
+            self._copier.take(_order(each, now_s) for each in reply.copy)
+        for result in results:
+            self._metrics.copies.labels("failed" if result.error else "ok").inc()
+        self._doubt([key_from(key) for key in reply.verify])
         self._report_due = self._report_due or reply.report_all
         self._order_deletion(key_from(key) for key in reply.delete)
 
@@ -277,6 +301,13 @@ class MasterLink:
 
     # ------------------------------------------------------------ calls
 
+    def _nudges_request(self) -> master_pb2.NudgesRequest | None:
+        if not self._registered:
+            return None
+        return master_pb2.NudgesRequest(
+            context=self._context(), worker_id=self._identity.worker_id, incarnation=self._identity.incarnation
+        )
+
     def _context(self) -> common_pb2.Context:
         return common_pb2.Context(epoch=self.epoch)
 
@@ -298,3 +329,13 @@ class MasterLink:
                 return method(request, timeout=timeout_s, metadata=((TRACE_KEY, trace_id),))
             except grpc.RpcError as error:
                 raise from_rpc_error(error, f"{name} to {self.address}") from None
+
+
+def _order(message: master_pb2.CopyOrder, now_s: float) -> Order:
+    return Order(
+        key=BlockKey(message.block, message.generation),
+        length_bytes=message.length_bytes,
+        digest=message.digest,
+        sources=tuple(Source(each.worker_id, each.address) for each in message.sources),
+        deadline_s=now_s + message.deadline_ms / 1000,
+    )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 from ..common.types import BlockKey
 from ..proto import master_pb2, worker_pb2
 from .block_store import BlockStore
+from .copier import Result
 from .index import BlockRecord
 from .reports import Report
 
@@ -24,6 +27,17 @@ def report_message(report: Report) -> master_pb2.BlockReport:
         length_bytes=report.length_bytes,
         digest=report.digest,
         working=report.working,
+    )
+
+
+def copy_result_message(result: Result) -> master_pb2.CopyResult:
+    error = result.error
+    return master_pb2.CopyResult(
+        block=result.key.block,
+        generation=result.key.generation,
+        error_number=(error.errno or errno.EIO) if error is not None else 0,
+        message=error.message[:500] if error is not None else "",
+        bad_sources=result.bad_sources,
     )
 
 

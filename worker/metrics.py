@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from .block_store import BlockStore
@@ -24,6 +24,17 @@ class Metrics:
         self.errors = self._counter("errors", "Blocks of control requests that failed, by errno.", "errno")
         self.fetched_bytes = self._counter("fetched_bytes", "Bytes brought here from other workers.")
         self.heartbeat_failures = self._counter("heartbeat_failures", "Calls to the master that failed.")
+        self.copies = self._counter("copies", "Orders of the master to copy a block here, by how they ended.", "result")
+        self.scrubbed_bytes = self._counter("scrubbed_bytes", "Bytes that the scrubber has read.")
+        self.scrubbed_blocks = self._counter("scrubbed_blocks", "Blocks that the scrubber has read.")
+        self.scrub_bad = self._counter("scrub_bad_blocks", "Blocks that the scrubber found damaged.")
+        self.scrub_pauses = self._counter("scrub_pauses", "Seconds that the scrubber waited for quieter disks.")
+        self.scrub_cycle_seconds = Gauge(
+            "hearth_worker_scrub_cycle_seconds",
+            "How long the last whole cycle of a disk took.",
+            ["disk"],
+            registry=self.registry,
+        )
         self.deletes = self._counter("deletes", "Blocks deleted by order of the master.")
         self.commit_seconds = Histogram(
             "hearth_worker_commit_seconds",
@@ -58,6 +69,7 @@ class _State:
                 ("used_bytes", "Real bytes of block files."),
                 ("available_bytes", "What a writer can still get."),
                 ("failed", "1: the disk answered EIO."),
+                ("bad_files", "Files that failed their check, kept to be looked at."),
             )
         }
         for disk in self._store.disks:
@@ -67,6 +79,7 @@ class _State:
             families["used_bytes"].add_metric(label, space.used_bytes)
             families["available_bytes"].add_metric(label, max(0, space.available_bytes))
             families["failed"].add_metric(label, float(disk.failed))
+            families["bad_files"].add_metric(label, disk.bad_files)
         yield from families.values()
 
 

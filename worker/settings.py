@@ -103,6 +103,17 @@ class WorkerSettings(CredentialSettings):
     data_connections: int = pydantic.Field(256, gt=0)
     fetch_timeout_s: float = pydantic.Field(120.0, gt=0)
     stream_timeout_s: float = pydantic.Field(300.0, gt=0)
+    copy_threads: int = pydantic.Field(4, gt=0)
+    """That make the copies which the master orders."""
+    scrub_cycle_s: float = pydantic.Field(7 * 86400.0, ge=0)
+    """Every block is read and checked so often; 0: never."""
+    scrub_bytes_per_s: int = pydantic.Field(64 << 20, gt=0)
+    scrub_pause_pressure: float = pydantic.Field(20.0, ge=0, le=100)
+    """The scrubber waits while so many percent of the time somebody waits for a disk; 0: it does not wait."""
+    bad_files_kept: int = pydantic.Field(8, ge=1)
+    """Files that failed their check are kept per disk, to be looked at: so many, ..."""
+    bad_bytes_kept: int = pydantic.Field(1 << 30, ge=0)
+    """... and so much, but the last one always. They go first when a writer needs room."""
 
     @pydantic.field_validator("disks")
     @classmethod

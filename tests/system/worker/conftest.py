@@ -31,6 +31,7 @@ def make_worker(tmp_path: Path, master: FakeMaster) -> Iterator[WorkerMaker]:
             "node_id": name,
             "free_floor": "0",
             "start_timeout_s": 0.5,
+            "scrub_cycle_s": 0,
             **more,
         }
         worker = Worker(WorkerSettings(**values))

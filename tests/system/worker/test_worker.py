@@ -17,7 +17,7 @@ from hearthfs.common.errors import (
     WrongCluster,
 )
 from hearthfs.common.types import BlockKey
-from hearthfs.proto import worker_pb2, worker_pb2_grpc
+from hearthfs.proto import common_pb2, master_pb2, worker_pb2, worker_pb2_grpc
 from hearthfs.tests.support.channels import channel_to
 from hearthfs.tests.support.cluster import free_port
 from hearthfs.tests.unit.worker.parts import SocketClient, key_message, pattern, sums
@@ -55,6 +55,50 @@ def test_a_block_written_by_descriptor_is_read_by_grpc_and_known_to_the_master(m
     put(worker, sync=True)
     master.wait(lambda: KEY in master.known)
     assert read(worker) == DATA
+
+
+def copy_order(*sources, key=KEY, data=DATA):
+    return master_pb2.CopyOrder(
+        block=key.block,
+        generation=key.generation,
+        length_bytes=len(data),
+        digest=checksums.digest(sums(data), len(data)),
+        sources=sources,
+        deadline_ms=20_000,
+    )
+
+
+def test_the_master_orders_copies_and_hears_how_they_end(make_worker, master):
+    source, target = make_worker("w1"), make_worker("w2")
+    put(source)
+    have = common_pb2.WorkerAddress(worker_id="w1", address=source.address)
+    lack = common_pb2.WorkerAddress(worker_id="w2", address=target.address)
+    master.copy["w2"] = [copy_order(lack, have), copy_order(lack, key=BlockKey(7, 1))]
+    master.wait(lambda: len(master.copied) == 2)
+    good, bad = sorted(master.copied, key=lambda result: result.error_number)
+    assert (good.block, good.error_number, list(good.bad_sources)) == (KEY.block, 0, ["w2"])
+    assert (bad.block, bad.error_number != 0, list(bad.bad_sources)) == (7, True, ["w2"])
+    assert read(target) == DATA
+    master.wait(lambda: sum(report.block == KEY.block for each in master.heartbeats for report in each.added) >= 2)
+
+
+def test_a_nudge_brings_a_heartbeat(make_worker, master):
+    master.heartbeat_ms = 60_000
+    make_worker()
+    master.wait(lambda: master.full_reports)
+    seen = len(master.heartbeats)
+    master.nudge.set()
+    master.wait(lambda: len(master.heartbeats) > seen, 20)
+
+
+def test_a_doubted_block_is_looked_at(make_worker, master):
+    worker = make_worker()
+    put(worker)
+    master.wait(lambda: KEY in master.known)
+    del master.known[KEY]
+    master.verify = [KEY, BlockKey(7, 1)]
+    master.wait(lambda: KEY in master.known)
+    master.wait(lambda: any(key.block == 7 for each in master.heartbeats for key in each.removed))
 
 
 def test_a_block_goes_from_worker_to_worker(make_worker, master):

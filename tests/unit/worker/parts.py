@@ -133,13 +133,18 @@ class FakeMaster(master_pb2_grpc.MasterServicer):
         self.registrations: list[master_pb2.RegisterWorkerRequest] = []
         self.heartbeats: list[master_pb2.HeartbeatRequest] = []
         self.delete: list[BlockKey] = []
+        self.copy: dict[str, list[master_pb2.CopyOrder]] = {}  # by worker
+        self.verify: list[BlockKey] = []
+        self.copied: list[master_pb2.CopyResult] = []
         self.unknown: set[BlockKey] = set()
         self.report_all = False
         self.forget = False
         self.refusal: HearthError | None = None
         self.moved = threading.Condition()
         self._page: dict[BlockKey, Any] = {}
-        self._pool = ThreadPoolExecutor(4)
+        self.stopped = threading.Event()
+        self.nudge = threading.Event()
+        self._pool = ThreadPoolExecutor(8)
         self._server = grpc.server(self._pool, options=data_stream.SERVER_OPTIONS)
         master_pb2_grpc.add_MasterServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -175,13 +180,16 @@ class FakeMaster(master_pb2_grpc.MasterServicer):
             for key in request.removed:
                 self.known.pop(BlockKey(key.block, key.generation), None)
             self.heartbeats.append(request)
+            self.copied.extend(request.copied)
             reply = master_pb2.HeartbeatReply(
                 epoch=self.epoch,
                 delete=[master_pb2.BlockKey(block=k.block, generation=k.generation) for k in self.delete],
                 report_all=self.report_all,
                 register=self.forget,
+                copy=self.copy.pop(request.worker_id, []),
+                verify=[master_pb2.BlockKey(block=k.block, generation=k.generation) for k in self.verify],
             )
-            self.delete, self.report_all = [], False
+            self.delete, self.verify, self.report_all = [], [], False
             self.moved.notify_all()
         return reply
 
@@ -200,7 +208,15 @@ class FakeMaster(master_pb2_grpc.MasterServicer):
             unknown=[master_pb2.BlockKey(block=k.block, generation=k.generation) for k in unknown if k in self.unknown]
         )
 
+    def Nudges(self, request: Any, context: Any) -> Any:
+        yield master_pb2.Nudge()
+        while not self.stopped.wait(0.02) and context.is_active():
+            if self.nudge.is_set():
+                self.nudge.clear()
+                yield master_pb2.Nudge()
+
     def stop(self) -> None:
+        self.stopped.set()
         self._server.stop(0).wait(5)
         self._pool.shutdown()
 
