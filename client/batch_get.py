@@ -103,7 +103,8 @@ def _located(
 
 
 def _read_all(core: Core, wanted: list[_Item], results: list[HearthError | None], deadline: Deadline) -> None:
-    here = [item for item in wanted if item.version.key and core.reader.is_local(item.version)]
+    silent = core.reader.local_worker_id() in core.workers.silence
+    here = [item for item in wanted if item.version.key and core.reader.is_local(item.version) and not silent]
     local = {item.index for item in here}
     size = group_size(len(here), core.crew.threads, MAX_BLOCKS)
 

@@ -22,6 +22,7 @@ from .reader import Reader
 from .retry import RetryPolicy
 from .session import Identity, Session
 from .settings import ClientSettings
+from .silence import patience_s
 from .tokens import Tokens
 from .workers import Workers
 from .writer import Writer
@@ -55,7 +56,7 @@ class Core:
         for worker in self.reader.candidates(version) if version.key is not None else ():
             lease = ReadLease(self.workers, self.keeper, worker, version)
             try:
-                lease.take(deadline.part(0.3, 2.0))
+                lease.take(deadline.part(0.0, patience_s(version.length_bytes)))
                 return OpenVersion(self.reader, version, hold=lease)
             except HearthError as error:
                 log.info("no-lease", block=str(version.key), worker=worker.worker_id, reason=error.message)

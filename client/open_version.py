@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ..common.checksums import CHUNK_BYTES
-from ..common.errors import BlockCorrupt, BlockMissing, HearthError, Stale, Unavailable
+from ..common.errors import BlockCorrupt, BlockMissing, HearthError, Stale
 from .deadline import Deadline
 from .layout import Piece, Version, pieces, present_bytes
 from .reader import LocalBlock, Reader
+from .workers import Lost
 
 
 class Hold(Protocol):
@@ -85,10 +86,13 @@ class OpenVersion:
                 return
             except BlockCorrupt as error:
                 self._give_up_local(local, error)
+        if not self._reader.is_answered(self._version, self._bad):
+            self._find_more_replicas(deadline)
         try:
-            self._reader.fetch(self._version, start, view, deadline, self._bad)
-        except (BlockCorrupt, BlockMissing, Unavailable) as error:
-            if not self._find_more_replicas(deadline):
+            self._reader.fetch(self._version, start, view, deadline, self._bad, patient=False)
+        except (BlockCorrupt, BlockMissing, *Lost) as error:
+            # A batch is told of one replica of each file only. With no other, the one that did not answer may be slow.
+            if not self._find_more_replicas(deadline) and not isinstance(error, Lost):
                 raise
             try:
                 self._reader.fetch(self._version, start, view, deadline, self._bad)

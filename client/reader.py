@@ -22,6 +22,7 @@ from .deadline import Deadline
 from .layout import Replica, Version, in_order, version_of
 from .local_socket import MAX_BLOCKS, LocalReply
 from .metadata import Metadata
+from .silence import patience_s
 from .workers import Lost, Workers, left_for_replica
 
 log = get_logger(__name__)
@@ -140,6 +141,8 @@ class Reader:
         """A descriptor of ``version`` where this node has it; None: read it by gRPC."""
         if version.key is None or not self.is_local(version):
             return None
+        if self._workers.local_id() in self._workers.silence and len(version.replicas) > 1:
+            return None
         try:
             (block,) = self.open_local([version], deadline)
         except (*Lost, TooBig):
@@ -155,7 +158,9 @@ class Reader:
         assert len(versions) <= MAX_BLOCKS
         keys = [_key(version) for version in versions]
         request = pb.ControlRequest(open=pb.OpenBlocks(blocks=keys))
-        with self._workers.local_call(request, deadline.part(0.3, 2.0)) as reply:
+        # A batch is told of one replica of each file: there may be others. Opening may mean reading all of a block.
+        limit_s = patience_s(sum(version.length_bytes for version in versions))
+        with self._workers.local_call(request, deadline.part(0.0, limit_s)) as reply:
             return [self._opened(reply, index, version) for index, version in enumerate(versions)]
 
     def bring_here(self, version: Version, deadline: Deadline) -> LocalBlock | None:
@@ -214,10 +219,20 @@ class Reader:
         except HearthError as failed:
             log.warning("bad-replica-not-reported", block=str(key), worker=worker_id, reason=failed.message)
 
-    def fetch(self, version: Version, start: int, view: memoryview, deadline: Deadline, bad: set[str]) -> None:
+    def fetch(
+        self,
+        version: Version,
+        start: int,
+        view: memoryview,
+        deadline: Deadline,
+        bad: set[str],
+        *,
+        patient: bool = True,
+    ) -> None:
         """Fills ``view`` with whole chunks from ``start`` by gRPC, in parallel ranges where it is long.
 
-        ``bad`` holds ids of workers that are not to be asked, and gets those that turn out so.
+        ``bad`` holds ids of workers that are not to be asked, and gets those that turn out so. A caller that is not
+        ``patient`` asks the master for others, if the only replica that is known does not answer soon.
 
         Raises:
             BlockCorrupt, BlockMissing: no replica has the right bytes.
@@ -227,16 +242,18 @@ class Reader:
 
         def one(index: int) -> None:
             at = index * RANGE_BYTES
-            self._fetch_range(version, start + at, view[at : at + RANGE_BYTES], deadline, bad)
+            self._fetch_range(version, start + at, view[at : at + RANGE_BYTES], deadline, bad, patient)
 
         self._crew.for_each(count, one)
 
-    def _fetch_range(self, version: Version, start: int, view: memoryview, deadline: Deadline, bad: set[str]) -> None:
+    def _fetch_range(
+        self, version: Version, start: int, view: memoryview, deadline: Deadline, bad: set[str], patient: bool
+    ) -> None:
         candidates = self.candidates(version, bad)
         wrong: HearthError | None = None
         lost: HearthError | None = None
         for position, worker in enumerate(candidates):
-            others = position + 1 < len(candidates)
+            others = position + 1 < len(candidates) or not (patient or len(version.replicas) > 1)
             try:
                 timeout_s = left_for_replica(deadline, len(view), others, version.what)
                 self._workers.read(worker, version, start, view, timeout_s)
@@ -254,7 +271,14 @@ class Reader:
 
     def candidates(self, version: Version, bad: Collection[str] = ()) -> list[Replica]:
         """Whom to ask, best first."""
-        return in_order(version.replicas, self._workers.local_id(), self._workers.node_id, bad)
+        found = in_order(version.replicas, self._workers.local_id(), self._workers.node_id, bad)
+        return sorted(found, key=lambda each: each.worker_id in self._workers.silence)
+
+    def is_answered(self, version: Version, bad: Collection[str] = ()) -> bool:
+        """Whether any of its workers is not known to be silent."""
+        return any(
+            each.worker_id not in self._workers.silence for each in version.replicas if each.worker_id not in bad
+        )
 
     def refresh(self, version: Version, deadline: Deadline) -> Version | None:
         """The inode's version of now, when it differs from ``version`` in content or in where it is; else None.

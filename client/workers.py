@@ -32,6 +32,7 @@ from .deadline import Deadline
 from .layout import Replica, Version
 from .local_socket import LocalReply, LocalWorker
 from .retry import RetryPolicy
+from .silence import Silence, patience_s
 
 Lost = (Unavailable, DeadlineExceeded, Busy)
 """The peer did not answer: it says nothing about the bytes."""
@@ -65,6 +66,7 @@ class Workers:
         self._chance = chance
         self._tokens = tokens
         self._leases: dict[tuple[str, BlockKey], int] = {}
+        self.silence = Silence()
 
     def close(self) -> None:
         self._link.close()
@@ -112,7 +114,8 @@ class Workers:
             raise Unavailable("this node has no worker")
         self._show_tokens(request)
         try:
-            reply = self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
+            with self._listening(self._local.worker_id or ""):
+                reply = self._local.call(request, deadline.left_s(f"call of the local worker at {self._local.path}"))
         except WrongCluster as error:
             self._tell(error.message)
             raise Unavailable(error.message) from None
@@ -121,6 +124,16 @@ class Workers:
             raise
         self._told = False
         return reply
+
+    @contextmanager
+    def _listening(self, worker_id: str) -> Iterator[None]:
+        """Remembers whether the worker answers."""
+        try:
+            yield
+        except (Unavailable, DeadlineExceeded):
+            self.silence.note(worker_id)
+            raise
+        self.silence.heard(worker_id)
 
     def control(self, worker: Replica, request: pb.ControlRequest, deadline: Deadline) -> LocalReply:
         """Any control operation that needs no descriptor, by the best way to ``worker``.
@@ -140,7 +153,7 @@ class Workers:
         what = f"{request.WhichOneof('op')} on worker {worker.worker_id} at {worker.address}"
         self._show_tokens(request)
         trace_id = request.trace_id = request.trace_id or current_trace_id()
-        with self._channel(worker, what) as channel:
+        with self._listening(worker.worker_id), self._channel(worker, what) as channel:
             try:
                 reply = WorkerStub(channel).Control(
                     request, timeout=deadline.left_s(what), metadata=((TRACE_KEY, trace_id),)
@@ -175,7 +188,7 @@ class Workers:
         """
         assert version.key is not None
         what = f"{version.what} on worker {worker.worker_id} at {worker.address}"
-        with self._channel(worker, what) as channel:
+        with self._listening(worker.worker_id), self._channel(worker, what) as channel:
             try:
                 self._link.read(
                     worker.address,
@@ -242,4 +255,4 @@ def blocks_of(request: pb.ControlRequest) -> list[BlockKey]:
 def left_for_replica(deadline: Deadline, size_bytes: int, others: bool, what: str) -> float:
     """How long one replica may take before the next is asked: a worker that hangs must not use up the whole call."""
     left = deadline.left_s(what)
-    return min(left, max(left / 3, 2.0 + size_bytes / (50 << 20))) if others else left
+    return min(left, patience_s(size_bytes)) if others else left

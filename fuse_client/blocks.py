@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import trio
 
+from ..client.silence import Silence, patience_s
 from ..common.checksums import Verifier
 from ..common.credentials import Connect
 from ..common.data_socket import DataLink
@@ -29,7 +30,7 @@ from .chunks import LocalFile, VerifiedChunks
 from .kernel_file import KernelFile
 from .master_link import MasterLink
 from .passing import Passing
-from .remote_block import RemoteBlock, control
+from .remote_block import AHEAD_BYTES, RemoteBlock, control
 from .sealed_block import SealedBlock, Source, in_turn
 from .settings import MountSettings
 from .worker_link import WorkerLink
@@ -42,6 +43,8 @@ MAX_PLACES = 4
 """So many workers are tried for a new block before the writer gets the error."""
 SEND_BYTES = 64 << 20
 COPY_BYTES = 4 << 20
+LOCAL = ""
+"""Stands for this node's worker among those that were silent."""
 
 
 class LocalBlock(LocalFile):
@@ -81,6 +84,7 @@ class Blocks:
         self._link_to_workers = DataLink()
         self._spare: deque[common.WorkingBlock] = deque()
         self.bad_replicas = 0
+        self._silence = Silence()
         self.passing: Passing | None = None  # told of what was sealed here
 
     def worker_start(self) -> int:
@@ -102,18 +106,22 @@ class Blocks:
         self, key: BlockKey, extent: common.Extent, replicas: list[common.WorkerAddress]
     ) -> AsyncIterator[Source]:
         """Best first: this node's file, a copy brought to this node, ranges from elsewhere."""
-        replicas.sort(key=lambda replica: replica.suspect)
+        replicas.sort(key=lambda replica: (replica.suspect, replica.worker_id in self._silence))
         ours = [replica for replica in replicas if replica.node_id == self._node_id]
         others = [replica for replica in replicas if replica.node_id != self._node_id]
-        if self._worker is not None and ours:
-            local = await self._open_local(key, extent, ours[0].worker_id)
+        is_small = extent.length_bytes <= self._settings.fetch_limit_bytes
+        if ours and (not others or await self._local_answers()):
+            local = await self._open_local(key, extent, ours[0].worker_id, patient=not others)
             if local is not None:
                 yield local
-        elif self._worker is not None and others and extent.length_bytes <= self._settings.fetch_limit_bytes:
+        elif others and not ours and is_small and await self._local_answers():
             local = await self._fetch(key, extent, others)
             if local is not None:
                 yield local
-        for replica in others + ours:
+        all_s = self._settings.timeout_s
+        # One that hangs costs seconds as long as there is another; when none was quick, all get their time.
+        limits_s = (min(all_s, patience_s(AHEAD_BYTES)), all_s) if len(replicas) > 1 else (all_s,)
+        for timeout_s, replica in itertools.product(limits_s, others + ours):
             remote = RemoteBlock(
                 next(self._identities),
                 self._link_to_workers,
@@ -123,20 +131,38 @@ class Blocks:
                 key,
                 extent.length_bytes,
                 extent.digest,
-                self._settings.timeout_s,
+                timeout_s,
             )
             try:
                 await remote.hold(self._nursery)
             except HearthError as error:
+                self._silence.note(replica.worker_id)
                 log.warning("replica-unreachable", block=str(key), worker=replica.worker_id, reason=str(error))
                 continue
             yield remote
 
-    async def _open_local(self, key: BlockKey, extent: common.Extent, worker_id: str) -> LocalBlock | None:
-        assert self._worker is not None
+    async def _local_answers(self) -> bool:
+        """Whether this node's worker is there and not hanging: what it is asked next may take as long as it needs."""
+        if self._worker is None or LOCAL in self._silence:
+            return False
         try:
-            fd, file = await self._worker.open(key)
+            await self._worker.hello(patience_s())
         except HearthError as error:
+            log.warning("local-worker-silent", reason=str(error))
+            self._silence.note(LOCAL)
+            return False
+        return True
+
+    async def _open_local(
+        self, key: BlockKey, extent: common.Extent, worker_id: str, *, patient: bool = True
+    ) -> LocalBlock | None:
+        if self._worker is None:
+            return None
+        try:
+            fd, file = await self._worker.open(key, None if patient else patience_s(extent.length_bytes))
+        except HearthError as error:
+            if isinstance(error, DeadlineExceeded):
+                self._silence.note(LOCAL)
             log.warning("local-block-not-opened", block=str(key), reason=str(error))
             if isinstance(error, NotFound):
                 self._report(key, worker_id, error)

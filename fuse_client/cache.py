@@ -148,8 +148,9 @@ class MetadataCache:
         self._put_name(directory, name, inode)
         self._put_newer(entry)
         if new:
-            self._put_bounded(self._xattrs, inode, {})
-            if stat.S_ISDIR(entry.attributes.mode):
+            if not stat.S_ISDIR(entry.attributes.mode):  # a directory inherits some from the one that it is made in
+                self._put_bounded(self._xattrs, inode, {})
+            else:
                 self._put_bounded(self._granted, inode, None)
                 self._put_bounded(self._complete, inode, None)
         return True

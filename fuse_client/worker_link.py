@@ -46,14 +46,14 @@ class WorkerLink:
         self._next_request = 1
         self.reconnects = 0
 
-    async def open(self, key: BlockKey) -> tuple[int, pb.BlockFile]:
+    async def open(self, key: BlockKey, timeout_s: float | None = None) -> tuple[int, pb.BlockFile]:
         """A read-only descriptor of a committed block, which the caller closes.
 
         Raises:
             NotFound: the block is not here. HearthError: any other reason.
         """
         request = pb.ControlRequest(open=pb.OpenBlocks(blocks=[_key(key)]))
-        return await self._one_descriptor(request, self._timeout_s)
+        return await self._one_descriptor(request, min(self._timeout_s, timeout_s or self._timeout_s))
 
     async def create(
         self, key: BlockKey, copy_from: BlockKey | None = None, copy_bytes: int = 0
@@ -83,9 +83,10 @@ class WorkerLink:
         with await self.call(pb.ControlRequest(discard=pb.DiscardBlocks(blocks=[_key(key)])), self._timeout_s):
             return
 
-    async def hello(self) -> tuple[str, str]:
+    async def hello(self, timeout_s: float | None = None) -> tuple[str, str]:
         """(worker id, cluster id)."""
-        with await self.call(pb.ControlRequest(hello=pb.Hello()), self._timeout_s) as reply:
+        request = pb.ControlRequest(hello=pb.Hello())
+        with await self.call(request, min(self._timeout_s, timeout_s or self._timeout_s)) as reply:
             return reply.message.worker_id, reply.message.cluster_id
 
     async def _one_descriptor(self, request: pb.ControlRequest, timeout_s: float) -> tuple[int, pb.BlockFile]:

@@ -17,6 +17,7 @@ from hearthfs.client.layout import Replica, Version
 from hearthfs.client.local_socket import LocalReply
 from hearthfs.client.open_version import OpenVersion
 from hearthfs.client.reader import PAGE_BYTES, RANGE_BYTES, LocalBlock, Reader
+from hearthfs.client.silence import PATIENCE_S, Silence
 from hearthfs.common import checksums
 from hearthfs.common.checksums import CHUNK_BYTES, Verifier
 from hearthfs.common.clock import FakeClock
@@ -53,6 +54,7 @@ class FakeWorkers:
         self.asked: list[str] = []
         self.timeouts: list[float] = []
         self.reply: Callable[[], LocalReply] | None = None
+        self.silence = Silence(FakeClock())
 
     def local_id(self) -> str:
         return self.local
@@ -374,3 +376,39 @@ def test_no_copy_is_no_error(rig: Rig) -> None:
     assert rig.reader.bring_here(version(A), Deadline(5)) is None
     rig.workers.local = "a"
     assert rig.reader.bring_here(version(A), Deadline(5)) is None  # nobody else has it
+
+
+def test_one_that_was_silent_is_asked_last(rig: Rig) -> None:
+    rig.workers.answers = {"a": DATA, "b": DATA}
+    rig.workers.silence.note("a")
+    assert rig.read(rig.open(A, B)) == DATA
+    assert set(rig.workers.asked) == {"b"}
+    rig.workers.silence.heard("a")
+    assert rig.read(rig.open(A, B)) == DATA
+    assert "a" in rig.workers.asked
+
+
+def test_the_only_one_known_gets_little_time_until_the_master_was_asked(rig: Rig) -> None:
+    """A batch is told of one replica of each file."""
+    rig.workers.answers = {"a": DeadlineExceeded("hangs"), "b": DATA}
+    rig.metadata.entry = common.Entry(
+        attributes=common.Attributes(inode=5, size_bytes=len(DATA)),
+        extents=[common.Extent(block=9, generation=1, length_bytes=len(DATA), valid_bytes=len(DATA), digest=DIGEST)],
+        replicas=[common.WorkerAddress(worker_id=each, address=f"{each}:1") for each in "ab"],
+    )
+    rig.workers.silence.note("a")
+    assert rig.read(rig.open(A)) == DATA
+    assert rig.workers.asked[0] == "b", "the master is asked before one that was silent"
+    rig.workers.silence.heard("a")
+    rig.workers.asked.clear()
+    rig.workers.timeouts.clear()
+    assert rig.read(rig.open(A), 0, CHUNK_BYTES) == DATA[:CHUNK_BYTES]
+    assert rig.workers.asked[0] == "a"
+    assert rig.workers.timeouts[0] < PATIENCE_S + 1
+
+
+def test_one_that_is_slow_and_the_only_one_gets_all_the_time(rig: Rig) -> None:
+    rig.workers.answers = {"a": DeadlineExceeded("slow")}
+    with pytest.raises(DeadlineExceeded):
+        rig.read(rig.open(A), 0, CHUNK_BYTES)
+    assert rig.workers.timeouts == [pytest.approx(PATIENCE_S, abs=0.1), 30.0]
