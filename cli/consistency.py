@@ -8,12 +8,14 @@ What must hold, in this order:
 2. References. A regular file has at most one extent; its block is in the block table with the same generation, length
    and digest, and belongs to that inode. Each block belongs to one inode that refers to it, or is the working block of
    a session.
-3. Replicas. Each worker that the master lists for a block has it, committed, with that length and digest; each
-   committed block on a worker is known to the master. A block with no replica is unavailable.
+3. Replicas. A block has as many as the directory of its file asks for. Each worker that the master lists for it has it,
+   committed, with that length and digest; each committed block on a worker is known to the master. A block with no
+   replica is unavailable.
 """
 
 from __future__ import annotations
 
+import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +36,43 @@ class Finding(NamedTuple):
     kind: str
     where: str
     text: str
+
+
+MENDED = ("replica", "stray", "degraded")
+"""Kinds of findings that a cluster mends itself, when it is told or in time."""
+
+
+class Remedies(NamedTuple):
+    """Replicas (block, worker) that their workers should look at, and workers that should report all they have."""
+
+    replicas: list[tuple[BlockKey, str]]
+    report_workers: list[str]
+
+
+def remedies(findings: Iterable[Finding]) -> Remedies:
+    """What to ask the master for.
+
+    >>> found = Finding("error", "replica", _on_worker(BlockKey(7, 1), "w1"), "is not there")
+    >>> remedies([found]).replicas
+    [(BlockKey(block=7, generation=1), 'w1')]
+    """
+    replicas, workers = [], set()
+    for finding in findings:
+        match = _ON_WORKER.fullmatch(finding.where)
+        if match is None:
+            continue
+        if finding.kind == "replica":
+            replicas.append((BlockKey(int(match[1], 16), int(match[2])), match[3]))
+        elif finding.kind == "stray":
+            workers.add(match[3])
+    return Remedies(replicas, sorted(workers))
+
+
+_ON_WORKER = re.compile(r"block ([0-9a-f]{16})\.(\d+) on (.+)")
+
+
+def _on_worker(key: BlockKey, worker: str) -> str:
+    return f"block {key} on {worker}"
 
 
 class Dump:
@@ -206,6 +245,9 @@ def _block_findings(dump: Dump) -> Iterator[Finding]:
             yield Finding("error", "orphan", where, f"belongs to inode {block.inode}, which does not exist")
         elif number not in {extent.block for extent in entry.extents}:
             yield Finding("error", "orphan", where, f"belongs to inode {block.inode}, which has another one")
+        if 0 < len(block.workers) < block.wanted_replicas:
+            text = f"has {len(block.workers)} of the {block.wanted_replicas} replicas that its directory asks for"
+            yield Finding("warning", "degraded", where, text)
         if not block.workers:
             text = f"no worker has it: inode {block.inode} ({block.length_bytes} bytes) cannot be read"
             yield Finding("warning", "unavailable", where, text)
@@ -223,7 +265,7 @@ def _replica_findings(dump: Dump, reports: WorkerReports) -> Iterator[Finding]:
                 unchecked[worker] += 1
                 continue
             replica = has[worker].get(number)
-            where = f"block {BlockKey(number, block.generation)} on {worker}"
+            where = _on_worker(BlockKey(number, block.generation), worker)
             if block.inode == 0:  # still being written: any state will do
                 continue
             if replica is None:
@@ -246,7 +288,7 @@ def _stray_findings(dump: Dump, reports: WorkerReports) -> Iterator[Finding]:
             block = dump.blocks.get(replica.block)
             if replica.working or (block and block.inode == 0):
                 continue
-            where = f"block {BlockKey(replica.block, replica.generation)} on {worker}"
+            where = _on_worker(BlockKey(replica.block, replica.generation), worker)
             if block is None or block.generation != replica.generation:
                 yield Finding("warning", "stray", where, f"{replica.length_bytes} bytes that no file refers to")
             elif worker not in block.workers:

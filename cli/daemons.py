@@ -7,14 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from . import options
+from . import options, workers
 
 PANEL = "Daemons"
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (up, master, worker, mount, umount):
+    for command in (up, master, mount, umount):
         app.command(rich_help_panel=PANEL)(command)
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(worker)
+    workers.add_to(group)
+    app.add_typer(group, name="worker", rich_help_panel=PANEL)
 
 
 def up(
@@ -72,6 +76,7 @@ def master(
 
 
 def worker(
+    context: typer.Context,
     master: options.DaemonMaster = None,
     disk: Annotated[
         list[str] | None,
@@ -94,6 +99,8 @@ def worker(
 
     Other settings: table `worker` of the TOML file, or variables HEARTH_WORKER_...
     """
+    if context.invoked_subcommand is not None:
+        return
     from ..worker.main import serve
     from ..worker.settings import WorkerSettings
     from .supervisor import stop_with_parent

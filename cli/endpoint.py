@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 STREAM_S = 600.0
+RECHECK_MAX = 1000
 
 
 _shown: list[Credentials] = []
@@ -48,6 +49,29 @@ def status(master: str, timeout_s: float = ANSWER_S) -> pb.StatusReply:
         request = pb.StatusRequest(context=common.Context())
         reply: pb.StatusReply = master_pb2_grpc.MasterStub(channel).Status(request, timeout=timeout_s)
         return reply
+
+
+def drain(master: str, worker_id: str, *, stop: bool, forget: bool) -> None:
+    """Raises NotFound, Busy, Unavailable, DeadlineExceeded."""
+    with _channel(master, "master") as channel:
+        request = pb.DrainWorkerRequest(worker_id=worker_id, stop=stop, forget=forget)
+        master_pb2_grpc.MasterStub(channel).DrainWorker(request, timeout=STREAM_S if forget else ANSWER_S)
+
+
+def rebalance(master: str, percent: int) -> None:
+    """0: stop. Raises InvalidArgument, Unavailable, DeadlineExceeded."""
+    with _channel(master, "master") as channel:
+        master_pb2_grpc.MasterStub(channel).Rebalance(pb.RebalanceRequest(percent=percent), timeout=ANSWER_S)
+
+
+def recheck(master: str, replicas: Iterable[tuple[BlockKey, str]], report_workers: Iterable[str]) -> None:
+    """Doubts replicas (block, worker id), and asks workers to report all they have. Raises Unavailable."""
+    listed = [pb.Replica(block=key.block, generation=key.generation, worker_id=worker) for key, worker in replicas]
+    with _channel(master, "master") as channel:
+        stub = master_pb2_grpc.MasterStub(channel)
+        for start in range(0, max(1, len(listed)), RECHECK_MAX):
+            part = listed[start : start + RECHECK_MAX]
+            stub.Recheck(pb.RecheckRequest(replicas=part, report_workers=report_workers), timeout=STREAM_S)
 
 
 def dump(master: str) -> Iterator[pb.DumpRecord]:

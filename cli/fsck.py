@@ -1,4 +1,8 @@
-"""``hearth fsck``: asks the master and every worker what they have and says where they disagree. Changes nothing."""
+"""``hearth fsck``: asks the master and every worker what they have and says where they disagree.
+
+With ``--repair`` it has the cluster mend what it can mend itself: replicas that are not what the master counts on are
+looked at by their worker and made again from others, blocks that the master does not count on are reported anew.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from . import options
 if TYPE_CHECKING:
     from .consistency import Finding
 
+REPAIR_S = 120.0
 SETTLE_S = 3.0
 """Time for a heartbeat to carry what happened between the two snapshots: reports of blocks, orders to delete."""
 
@@ -27,8 +32,10 @@ def fsck(
     settle_s: Annotated[
         float, typer.Option("--settle", min=0, help="Seconds until a finding is checked again, if there is any.")
     ] = SETTLE_S,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend replicas; then say what is left.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds that --repair waits.")] = REPAIR_S,
 ) -> None:
-    """Check the cluster: namespace, blocks, references. Read-only, and the cluster may be in use.
+    """Check the cluster: namespace, blocks, references. The cluster may be in use; without --repair nothing changes.
 
     Names of workers that do not answer and blocks without a replica are warnings. Exit code 3 when there is any
     finding.
@@ -38,9 +45,18 @@ def fsck(
     address = options.master_address(master, config)
     with output.busy("checking", quiet=as_json):
         found = confirmed(address, settle_s)
+        mended: list[Finding] = []
+        if repair and found:
+            left = repaired(address, found, settle_s, timeout_s)
+            mended, found = [finding for finding in found if finding not in left], left
     if as_json:
-        output.print_json({"findings": [finding._asdict() for finding in found]})
+        record = {"findings": [finding._asdict() for finding in found]}
+        if repair:
+            record["mended"] = [finding._asdict() for finding in mended]
+        output.print_json(record)
     else:
+        if mended:
+            output.console().print(f"{len(mended)} findings mended")
         _print(found)
     if found:
         raise typer.Exit(3)
@@ -55,6 +71,21 @@ def confirmed(master: str, settle_s: float) -> list[Finding]:
     time.sleep(settle_s)
     second = set(_check(master))
     return [finding for finding in first if finding in second]
+
+
+def repaired(master: str, found: list[Finding], settle_s: float, timeout_s: float) -> list[Finding]:
+    """Asks for what can be mended until nothing is left of that, or the time is up; what is left then."""
+    from . import consistency, endpoint
+
+    end_s = time.monotonic() + timeout_s
+    while True:
+        wanted = consistency.remedies(found)
+        if wanted.replicas or wanted.report_workers:
+            endpoint.recheck(master, wanted.replicas, wanted.report_workers)
+        time.sleep(settle_s)
+        found = confirmed(master, settle_s)
+        if not any(finding.kind in consistency.MENDED for finding in found) or time.monotonic() >= end_s:
+            return found
 
 
 def _check(master: str) -> list[Finding]:

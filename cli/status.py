@@ -68,6 +68,11 @@ def as_record(reply: pb.StatusReply) -> dict[str, Any]:
         "journal_sequence": reply.journal_sequence,
         "started_ns": reply.started_ns,
         "unavailable_files": reply.unavailable_files,
+        "degraded_files": reply.degraded_files,
+        "repairing_files": reply.repairing_files,
+        "repair_failures": reply.repair_failures,
+        "rebalance_percent": reply.rebalance_percent,
+        "scanned_ns": reply.scanned_ns,
         "totals": {field.name: getattr(reply.totals, field.name) for field in reply.totals.DESCRIPTOR.fields},
         "workers": [
             {
@@ -77,6 +82,8 @@ def as_record(reply: pb.StatusReply) -> dict[str, Any]:
                 "state": each.state,
                 "heartbeat_age_ms": each.heartbeat_age_ms,
                 "blocks": each.blocks,
+                "draining": each.draining,
+                "replicas": each.replicas if each.draining else None,
                 "disks": [
                     {field.name: getattr(disk, field.name) for field in disk.DESCRIPTOR.fields} for disk in each.disks
                 ],
@@ -97,6 +104,13 @@ def as_record(reply: pb.StatusReply) -> dict[str, Any]:
     }
 
 
+def _draining(worker: dict[str, Any]) -> str:
+    if not worker["draining"]:
+        return ""
+    empty = not worker["replicas"] and not worker["blocks"]
+    return ", drained: empty" if empty else f", draining: {worker['replicas']} replicas left"
+
+
 def _print(reply: pb.StatusReply) -> None:
     import time
 
@@ -111,6 +125,12 @@ def _print(reply: pb.StatusReply) -> None:
     console.print(f"{totals['inodes']} inodes, {totals['blocks']} blocks, {used} of {total} used, {free} free")
     if reply.unavailable_files:
         console.print(f"[red]{reply.unavailable_files} files have no replica on a live worker[/]")
+    if reply.degraded_files:
+        console.print(f"[yellow]{reply.degraded_files} files have fewer replicas than their directory asks for[/]")
+    if reply.repairing_files:
+        console.print(f"{reply.repairing_files} replicas are on their way")
+    if reply.rebalance_percent:
+        console.print(f"blocks move until all workers are within {reply.rebalance_percent} % of the mean")
     console.print()
     colours = {"live": "green", "suspect": "yellow", "lost": "red"}
     table = output.table("worker", "node", "address", "state", ">heartbeat", ">blocks", ">used", ">free")
@@ -120,7 +140,7 @@ def _print(reply: pb.StatusReply) -> None:
             output.plain(worker["id"]),
             output.plain(worker["node"]),
             worker["address"],
-            f"[{colours.get(state, 'white')}]{state}[/]",
+            f"[{colours.get(state, 'white')}]{state}[/]" + _draining(worker),
             output.age(worker["heartbeat_age_ms"] / 1000),
             str(worker["blocks"]),
             output.size(sum(disk["used_bytes"] for disk in worker["disks"])),

@@ -3,7 +3,8 @@
 import stat
 
 import pytest
-from hearthfs.cli.consistency import check
+from hearthfs.cli.consistency import Finding, Remedies, check, remedies
+from hearthfs.common.types import BlockKey
 from hearthfs.proto import common_pb2 as common
 from hearthfs.proto import master_pb2 as pb
 
@@ -260,3 +261,18 @@ def test_a_replica_that_the_master_does_not_count_on(cluster):
 def test_working_blocks_that_nobody_knows_clean_themselves_up(cluster):
     cluster.reports["w2"] = [report(), report(block=0xDEAD, working=True)]
     assert cluster.findings() == []
+
+
+def test_fewer_replicas_than_asked_for_is_a_warning(cluster):
+    cluster.blocks[0].wanted_replicas = 2
+    assert cluster.findings() == []
+    cluster.blocks[0].wanted_replicas = 3
+    assert cluster.findings() == [("warning", "degraded")]
+
+
+def test_what_a_cluster_can_mend(cluster):
+    missing = [Finding("error", "replica", f"block {BlockKey(BLOCK, 7)} on w1", "is not there")]
+    assert remedies(missing) == Remedies([(BlockKey(BLOCK, 7), "w1")], [])
+    strays = [Finding("warning", "stray", f"block {BlockKey(9, 2)} on a worker", "…")]
+    assert remedies(strays) == Remedies([], ["a worker"])
+    assert remedies([Finding("error", "dangling", "'x' in directory 1", "…")]) == Remedies([], [])

@@ -9,7 +9,7 @@ from hearthfs.common.errors import NotFound, Unavailable
 from typer.main import get_command
 
 PROGRAM = get_command(cli.app)
-COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)
+COMMANDS = sorted(PROGRAM.commands)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_every_command_has_help(hearth, command):
 
 
 def test_all_commands_are_there():
-    wanted = "up master worker mount umount status df fsck doctor ls stat tree cat put get rm mv du version"
+    wanted = "replicas up master worker mount umount status df fsck doctor ls stat tree cat put get rm mv du version"
     assert set(wanted.split()) <= set(COMMANDS)
 
 
@@ -59,3 +59,13 @@ def test_version(hearth):
 )
 def test_errors_are_described_in_one_line(error, line):
     assert cli.describe(error) == line
+
+
+def test_a_worker_is_run_or_worked_on(hearth):
+    """``hearth worker`` alone runs the daemon; it has commands below it, too."""
+    code, output = hearth("worker", "--help")
+    assert code == 0
+    for word in ("--disk", "drain", "rebalance"):
+        assert word in output
+    assert hearth("worker", "drain", "--help")[0] == 0
+    assert hearth("worker", "drain")[0] == 2
