@@ -29,8 +29,12 @@ RIGHTS: Mapping[str, frozenset[str]] = {
             "Master/GetXattrs", "Master/Statfs", "Master/LookupMany", "Master/Mutate", "Master/Status",
             "Master/SignBlocks", "Worker/Control", "Worker/Stats", "Data/Read", "Data/Write",
         ),
-        NODES: ("Master/Watch", "Master/RegisterWorker", "Master/Heartbeat", "Master/ReportBlocks"),
-        OPERATORS: ("Master/Dump", "Worker/ListBlocks"),
+        NODES: (
+            "Master/Watch", "Master/RegisterWorker", "Master/Heartbeat", "Master/ReportBlocks", "Master/Nudges",
+        ),
+        OPERATORS: (
+            "Master/Dump", "Master/DrainWorker", "Master/Rebalance", "Master/Recheck", "Worker/ListBlocks",
+        ),
     }.items()
     for name in names
 }  # fmt: skip

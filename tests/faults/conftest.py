@@ -38,6 +38,9 @@ def check_sound(cluster: Cluster, *, warnings: bool = False) -> None:
         if not found:
             break
         assert time.monotonic() < deadline, f"fsck: {found}"
+    if not warnings:
+        done = cluster.hearth("fsck", "--repair")
+        assert (done.returncode, done.stdout) == (0, "clean\n"), done.stdout + done.stderr
     check_logs(cluster)
 
 
