@@ -45,6 +45,8 @@ class Demo:
                 {
                     "root": str(cluster.mountpoint(node) / "kv"),
                     "offload_prompt_only": False,
+                    "load_when": "always",  # also what this small model computes faster: hits are what is shown
+                    "load_timeout_min_s": 5,
                     "lookup_timeout_s": 5,  # a machine with two cores and eight processes is late at times
                 },
                 directory / f"engine{node}.log",

@@ -39,6 +39,13 @@ class ChunkStore(Protocol):
             HearthError: it could not be written.
         """
 
+    def moved(self) -> bool:
+        """Whether the root leads elsewhere now: to another cluster, or to the same one at another place.
+
+        Raises:
+            HearthError: it leads nowhere.
+        """
+
     def close(self) -> None:
         """Gives connections and descriptors back. The store is not used afterwards."""
 

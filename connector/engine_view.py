@@ -18,6 +18,21 @@ from .notices import Notices
 from .settings import ConnectorSettings
 
 
+def check_engine(vllm_config: Any) -> None:
+    """
+    Raises:
+        SettingsError: with this engine's settings nothing would ever be found.
+    """
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise SettingsError(
+            "HearthConnector finds chunks by vLLM's block hashes, and prefix caching, which makes them, is off. "
+            "Start with --enable-prefix-caching"
+        )
+    role = vllm_config.kv_transfer_config.kv_role
+    if role != "kv_both":
+        raise SettingsError(f'kv_role {role!r}: HearthConnector loads and stores. Set "kv_role": "kv_both"')
+
+
 def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSettings, notices: Notices) -> KvIdentity:
     """The identity of this engine's chunks; the same in its scheduler and in all its workers.
 

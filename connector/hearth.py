@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from ..client import mount_root
 from ..client.client import Client
+from ..client.mount_root import MountRoot
 from ..common.errors import HearthError
 
 
@@ -13,10 +16,12 @@ class HearthStore:
 
     verifies_bytes = True
 
-    def __init__(self, client: Client, root: str) -> None:
-        """``root``: in the namespace."""
+    def __init__(self, client: Client, found: MountRoot, root: str) -> None:
+        """``found``: where ``root``, a path of this machine, led when the client was made."""
         self._client = client
-        self._root = root.rstrip("/")
+        self._found = found
+        self._mounted_root = root
+        self._root = found.path.rstrip("/")
 
     @classmethod
     def open(cls, root: str, timeout_s: float) -> HearthStore:
@@ -25,13 +30,27 @@ class HearthStore:
         Raises:
             HearthError: nothing is mounted there, or the cluster does not answer. Nothing was written.
         """
-        client, inside = Client.from_mount(root, kind="connector", timeout_s=timeout_s)
+        found = mount_root.find(root)
+        client = Client(
+            found.master,
+            node_id=found.node_id,
+            worker_socket=found.worker_socket,
+            cluster_id=found.cluster_id,
+            kind="connector",
+            timeout_s=timeout_s,
+        )
         try:
-            client.makedirs(inside, exist_ok=True)
+            client.makedirs(found.path, exist_ok=True)
         except BaseException:
             client.close()
             raise
-        return cls(client, inside)
+        return cls(client, found, root)
+
+    def moved(self) -> bool:
+        now = mount_root.find(self._mounted_root)
+        if not now.worker_socket:  # the worker is being restarted
+            now = dataclasses.replace(now, worker_socket=self._found.worker_socket)
+        return now != self._found
 
     def lookup(self, directory: str, names: Sequence[str], timeout_s: float) -> list[bool]:
         return list(self._client.lookup_many(self._path(directory), names, timeout_s=timeout_s).found)

@@ -12,7 +12,7 @@ import threading
 import time
 
 from ..common.clock import Clock, SystemClock
-from ..common.errors import BlockCorrupt
+from ..common.errors import BlockCorrupt, DeadlineExceeded
 from . import chunk_format
 from .notices import Notices
 from .pages import PageMover
@@ -28,6 +28,8 @@ class LoadResult:
     request_id: str
     failed: dict[str, str]
     """Why, by chunk name. Empty: all bytes are in place."""
+    late: bool
+    """It failed by running out of time."""
     size_bytes: int
     time_s: float
 
@@ -45,6 +47,7 @@ class _Job:
         self.batches_left = 0
         self.scattering = 0
         self.closed = False
+        self.late = False
         self.failed: dict[str, str] = {}
         self.size_bytes = 0
 
@@ -96,11 +99,18 @@ class Loader:
     def is_busy(self) -> bool:
         return bool(self._jobs)
 
-    def submit(self, job_id: int, request_id: str, pieces: list[Piece], unclear: list[str]) -> None:
-        """Queues a load; its result comes by ``finished``. ``unclear`` chunks make it fail."""
+    @property
+    def open_loads(self) -> int:
+        return len(self._jobs)
+
+    def submit(
+        self, job_id: int, request_id: str, pieces: list[Piece], unclear: list[str], timeout_s: float | None = None
+    ) -> None:
+        """Queues a load; its result comes by ``finished``. ``unclear`` chunks make it fail, and so does its end not
+        being reached within ``timeout_s`` (None: the longest that is set)."""
         now = self._clock.monotonic_s()
         names = [piece.name for piece in pieces] + unclear
-        job = _Job(job_id, request_id, names, now, now + self._settings.load_timeout_s)
+        job = _Job(job_id, request_id, names, now, now + (timeout_s or self._settings.load_timeout_s))
         self._jobs[job_id] = job
         size = self._settings.batch_chunks
         batches = [pieces[at : at + size] for at in range(0, len(pieces), size)]
@@ -124,9 +134,14 @@ class Loader:
         """Results since the last call. Loads past their deadline are failed here, wherever their threads hang."""
         now = self._clock.monotonic_s()
         for job in list(self._jobs.values()):
-            if now > job.deadline_s:
+            if now > job.deadline_s and not job.late:
+                reason = f"late: not loaded within {job.deadline_s - job.begun_s:.3g} s"
                 with job.lock:
-                    job.fail_all(f"not loaded within {self._settings.load_timeout_s} s")
+                    job.late = not (job.closed or job.failed)
+                    job.fail_all(reason)
+                if job.late:
+                    self._storage.note_late_load(reason)
+            if now > job.deadline_s:
                 self._close(job)
         results = []
         while not self._results.empty():
@@ -171,7 +186,8 @@ class Loader:
             slots = self._arena.acquire(len(pieces), left_s)
             if not slots:
                 with job.lock:
-                    job.failed |= dict.fromkeys((piece.name for piece in pieces), "no staging memory in time")
+                    job.failed |= dict.fromkeys((piece.name for piece in pieces), "late: no staging memory in time")
+                    job.late = True
                 return
             try:
                 self._load_into(job, pieces[: len(slots)], slots)
@@ -182,7 +198,8 @@ class Loader:
     def _load_into(self, job: _Job, pieces: list[Piece], slots: list[int]) -> None:
         sizes = [self._mover.payload_bytes[piece.group] for piece in pieces]
         files = [self._arena.view(slot, chunk_format.file_bytes(size)) for slot, size in zip(slots, sizes, strict=True)]
-        errors = self._storage.load(self._directory, [piece.name for piece in pieces], files)
+        left_s = max(0.001, job.deadline_s - self._clock.monotonic_s())
+        errors = self._storage.load(self._directory, [piece.name for piece in pieces], files, left_s)
         verify = not self._storage.verifies_bytes
         for piece, size, file, error in zip(pieces, sizes, files, errors, strict=True):
             try:
@@ -196,6 +213,7 @@ class Loader:
             except OSError as problem:
                 with job.lock:
                     job.failed[piece.name] = f"{type(problem).__name__}: {problem}"
+                    job.late = job.late or isinstance(problem, DeadlineExceeded)
         for piece, size, file in zip(pieces, sizes, files, strict=True):
             if not self._scatter(job, piece, file[:size]):
                 return
@@ -224,6 +242,6 @@ class Loader:
             reason = next(iter(failed.values()))
             self._notices.warn("load", "a load of request %s failed, it will be computed: %s", job.request_id, reason)
         taken_s = self._clock.monotonic_s() - job.begun_s
-        self._results.put(LoadResult(job.job_id, job.request_id, failed, job.size_bytes, taken_s))
+        self._results.put(LoadResult(job.job_id, job.request_id, failed, job.late, job.size_bytes, taken_s))
         self._arrived.set()
         return True

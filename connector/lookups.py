@@ -1,44 +1,57 @@
 """What the scheduler knows about chunks in the store, without ever waiting for it.
 
-The first question about a chunk is put on a list and answered "ask again"; at the end of the scheduling step the whole
-list leaves as one message to a background thread, which makes one call of it. Answers are kept for a moment. A question
-that is older than the deadline is answered "miss", and the store is then not asked at all for some seconds.
+A request's question is asked once, for its whole prefix and all KV cache groups: the scheduler hands over the block
+hashes, a background thread makes names of them and one call of all questions that wait. From then on the answer is a
+set of keys, and what the scheduler does per key is to look into it. Single answers are kept for a moment, for the next
+request with the same beginning. A question that is older than the deadline is answered "nothing"; the store is then not
+asked for some seconds.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import enum
 import queue
 import threading
 from collections.abc import Callable, Sequence
 
 from ..common.clock import Clock, SystemClock
+from .breaker import Breaker
+from .identity import chunk_name
 from .notices import Notices
 from .settings import ConnectorSettings
 
 MAX_KNOWN = 200_000
-MAX_BATCHES = 16
+MAX_QUESTIONS = 4096
+"""That wait for an answer; more are answered "nothing"."""
+MAX_ANSWERS = 4096
 REPORT_INTERVAL_S = 60.0
 STORED_TTL_S = 60.0
 """How long a chunk seen in the store is not stored again. (An evicted one is stored again after this.)"""
 
-
-class Answer(enum.Enum):
-    HIT = "hit"
-    MISS = "miss"
-    LATER = "later"
+NOTHING: frozenset[bytes] = frozenset()
 
 
 class _State(enum.Enum):
-    ASKED = "asked"
     PRESENT = "present"
     ABSENT = "absent"
     FAILED = "failed to load"
     SILENT = "no answer in time"
 
 
+@dataclasses.dataclass
+class _Question:
+    """``hits`` is None until it is answered; ``until_s``: the deadline, then the end of the answer."""
+
+    keys: Callable[[], Sequence[bytes]]
+    asked_s: float
+    until_s: float
+    hits: frozenset[bytes] | None = None
+
+
 class LookupTable:
-    """Known states of chunks by name. ``lookup`` and ``flush`` are the scheduler's; the thread is its own.
+    """Questions by request, and known states of chunks by name.
 
     Args:
         ask: which of some names are there; None if nobody answered. Called on the table's thread only.
@@ -51,18 +64,19 @@ class LookupTable:
         notices: Notices,
         clock: Clock | None = None,
     ) -> None:
-        self._ask = ask
+        self._ask_store = ask
         self._settings = settings
         self._notices = notices
         self._clock = clock or SystemClock()
+        self.breaker = Breaker(1, settings.probe_interval_s, self._clock)
         self._lock = threading.Lock()
+        self._questions: dict[str, _Question] = {}
         self._known: dict[str, tuple[_State, float]] = {}  # name -> state and the time until which it counts
         self._seen: dict[str, float] = {}  # name -> until when it need not be stored again
-        self._batch: list[str] = []
-        self._queue: queue.Queue[list[str] | None] = queue.Queue(MAX_BATCHES)
-        self._quiet_until_s = 0.0
+        self._queue: queue.Queue[_Question | None] = queue.Queue(MAX_QUESTIONS)
         self._counts: dict[str, int] = {}
         self.totals: dict[str, int] = {}
+        self._waits: collections.deque[float] = collections.deque(maxlen=1000)
         self._next_report_s = self._clock.monotonic_s() + REPORT_INTERVAL_S
         self._thread: threading.Thread | None = None
 
@@ -70,39 +84,44 @@ class LookupTable:
         self._thread = threading.Thread(target=self._run, name="hearth-lookup", daemon=True)
         self._thread.start()
 
-    def lookup(self, name: str) -> Answer:
-        now = self._clock.monotonic_s()
-        with self._lock:
-            state, until = self._known.get(name, (None, 0.0))
-            if state is _State.ASKED and now < until:
-                return Answer.LATER
-            if state is _State.ASKED:
-                self._quiet_until_s = now + self._settings.probe_interval_s
-                self._set(name, _State.SILENT, now)
-                state = _State.SILENT
-            elif state is None or now >= until:
-                if now >= self._quiet_until_s:
-                    self._set(name, _State.ASKED, now)
-                    self._batch.append(name)
-                    return Answer.LATER
-                self._set(name, _State.SILENT, now)
-                state = _State.SILENT
-            self._count(state.value)
-            return Answer.HIT if state is _State.PRESENT else Answer.MISS
+    def ask(self, request_id: str, keys: Callable[[], Sequence[bytes]]) -> frozenset[bytes] | None:
+        """Those of the keys that can be loaded; None: ask again. Never waits.
 
-    def flush(self) -> None:
-        """Sends what was asked since the last call. Never waits: with the thread far behind, all are misses."""
-        with self._lock:
-            batch, self._batch = self._batch, []
-            if batch:
-                try:
-                    self._queue.put_nowait(batch)
-                except queue.Full:
-                    now = self._clock.monotonic_s()
-                    for name in batch:
-                        self._set(name, _State.SILENT, now)
-            self._forget()
-        self._report()
+        Args:
+            keys: gives the keys; called on the table's thread, so it must hold what it needs.
+        """
+        now = self._clock.monotonic_s()
+        question = self._questions.get(request_id)
+        if question is not None and now < question.until_s:
+            return question.hits
+        if question is not None and question.hits is None:
+            self.breaker.failed(f"no answer within {self._settings.lookup_timeout_s} s")
+            self._notices.warn(
+                "lookup deadline",
+                "a lookup took longer than %s s, which counts as a miss; nothing is asked for %s s",
+                self._settings.lookup_timeout_s,
+                self._settings.probe_interval_s,
+            )
+            return self._give_up(question, now)
+        question = _Question(keys, now, now + self._settings.lookup_timeout_s)
+        self._questions[request_id] = question
+        while len(self._questions) > MAX_ANSWERS:
+            del self._questions[next(iter(self._questions))]
+        if not self.breaker.allows():
+            return self._give_up(question, now)
+        try:
+            self._queue.put_nowait(question)
+        except queue.Full:
+            return self._give_up(question, now)
+        return None
+
+    def take_waits(self) -> list[float]:
+        """How long each question waited that was answered since the last call."""
+        return [self._waits.popleft() for _ in range(len(self._waits))]
+
+    def forget(self, request_id: str) -> None:
+        """The answer was used, or is not wanted any more."""
+        self._questions.pop(request_id, None)
 
     def is_stored(self, name: str) -> bool:
         """Whether the chunk was seen in the store lately, so that storing it again is useless."""
@@ -123,6 +142,7 @@ class LookupTable:
         """A load failed: a miss until it is stored again, or for a while."""
         with self._lock:
             self._set(name, _State.FAILED, self._clock.monotonic_s())
+        self._questions.clear()  # their answers may hold it
 
     def has_failed(self, name: str) -> bool:
         """Whether the file in the store is to be replaced rather than kept."""
@@ -134,7 +154,7 @@ class LookupTable:
         with self._lock:
             self._known.clear()
             self._seen.clear()
-            self._batch.clear()
+        self._questions.clear()
 
     def close(self, timeout_s: float) -> None:
         if self._thread is None:
@@ -145,29 +165,79 @@ class LookupTable:
             return  # the thread hangs in a call; it is a daemon
         self._thread.join(timeout_s)
 
-    def answer_batch(self, names: Sequence[str]) -> None:
-        """Asks the store about ``names`` and takes the answers in."""
-        found = self._ask(names)
+    def answer(self, questions: Sequence[_Question]) -> None:
+        """Answers some questions by one call of the store, if any name in them is not known."""
+        keys = [list(question.keys()) for question in questions]
+        names = [[chunk_name(key) for key in each] for each in keys]
+        now = self._clock.monotonic_s()
+        states: dict[str, _State] = {}
         with self._lock:
-            now = self._clock.monotonic_s()
-            if found is None:
-                self._quiet_until_s = now + self._settings.probe_interval_s
-            silence: list[bool | None] = [None] * len(names)
-            for name, there in zip(names, silence if found is None else found, strict=True):
-                if self._known.get(name, (None, 0.0))[0] in (_State.ASKED, _State.SILENT):
-                    self._set(name, _STATE_OF[there], now)
+            for each in names:
+                for name in each:
+                    state, until = self._known.get(name, (None, 0.0))
+                    if state is not None and now < until:
+                        states[name] = state
+        unknown = list(dict.fromkeys(name for each in names for name in each if name not in states))
+        if unknown:
+            states |= self._fetch(unknown)
+        now = self._clock.monotonic_s()
+        for question, its_keys, its_names in zip(questions, keys, names, strict=True):
+            its_states = [states[name] for name in its_names]
+            hits = frozenset(key for key, state in zip(its_keys, its_states, strict=True) if state is _State.PRESENT)
+            with self._lock:
+                for state in its_states:
+                    self._count(state.value)
+            if question.hits is None:
+                self._waits.append(now - question.asked_s)
+                question.until_s = now + self._settings.hit_ttl_s
+                question.hits = hits
+        self._report(now)
+
+    def _fetch(self, names: list[str]) -> dict[str, _State]:
+        found = self._ask_store(names)
+        now = self._clock.monotonic_s()
+        if found is None:
+            self.breaker.failed("nobody answered")
+            states = dict.fromkeys(names, _State.SILENT)
+        else:
+            self.breaker.succeeded()
+            states = {
+                name: _State.PRESENT if there else _State.ABSENT for name, there in zip(names, found, strict=True)
+            }
+        with self._lock:
+            for name, state in states.items():
+                known, until = self._known.get(name, (None, 0.0))
+                if known is _State.FAILED and now < until:
+                    states[name] = known  # while we asked
+                else:
+                    self._set(name, state, now)
+            self._trim()
+        return states
 
     def _run(self) -> None:
-        while (batch := self._queue.get()) is not None:
-            try:
-                self.answer_batch(batch)
-            except Exception as error:  # the questions run into their deadline: misses
-                self._notices.warn("lookup", "lookup of %d chunks failed: %r", len(batch), error)
+        while True:
+            questions = [self._queue.get()]
+            while not self._queue.empty():
+                questions.append(self._queue.get())
+            open_ones = [question for question in questions if question is not None]
+            if open_ones:
+                try:
+                    self.answer(open_ones)
+                except Exception as error:  # the questions run into their deadline: misses
+                    self._notices.warn("lookup", "lookups of %d requests failed: %r", len(open_ones), error)
+            if len(open_ones) < len(questions):
+                return
+
+    def _give_up(self, question: _Question, now: float) -> frozenset[bytes]:
+        question.hits = NOTHING
+        question.until_s = now + self._settings.miss_ttl_s
+        with self._lock:
+            self._count(_State.SILENT.value)
+        return NOTHING
 
     def _set(self, name: str, state: _State, now: float) -> None:
         settings = self._settings
         ttl_s = {
-            _State.ASKED: settings.lookup_timeout_s,
             _State.PRESENT: settings.hit_ttl_s,
             _State.ABSENT: settings.miss_ttl_s,
             _State.SILENT: settings.miss_ttl_s,
@@ -179,7 +249,7 @@ class LookupTable:
         if state is _State.PRESENT:
             self._seen[name] = now + STORED_TTL_S
 
-    def _forget(self) -> None:
+    def _trim(self) -> None:
         for table in (self._known, self._seen):
             while len(table) > MAX_KNOWN:
                 del table[next(iter(table))]
@@ -188,9 +258,8 @@ class LookupTable:
         self._counts[what] = self._counts.get(what, 0) + 1
         self.totals[what] = self.totals.get(what, 0) + 1
 
-    def _report(self) -> None:
+    def _report(self, now: float) -> None:
         """One line a minute, while there are lookups, that says why they miss."""
-        now = self._clock.monotonic_s()
         if now < self._next_report_s:
             return
         with self._lock:
@@ -202,6 +271,3 @@ class LookupTable:
             why = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
             self._notices.info("%d of %d chunk lookups were hits (%.0f %%); misses: %s",
                                hits, asked, 100 * hits / asked, why)  # fmt: skip
-
-
-_STATE_OF = {True: _State.PRESENT, False: _State.ABSENT, None: _State.SILENT}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -16,20 +17,23 @@ from vllm.v1.kv_offload.base import (
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
-    ScheduleEndContext,
     get_offload_group_idx,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..common.clock import Clock, SystemClock
 from . import metrics
+from .breakeven import BreakEven, Verdict
 from .identity import chunk_key, chunk_name
-from .lookups import Answer, LookupTable
+from .lookups import NOTHING, LookupTable
 from .notices import Notices
 from .report import HearthWorkerReport
 from .settings import ConnectorSettings
 from .transfer import ChunkFiles
 
 MAX_EVENTS = 100_000
+MAX_OPEN_STEPS = 16
+_HIT, _MISS = LookupResult.HIT, LookupResult.MISS
 
 
 @dataclasses.dataclass
@@ -42,7 +46,7 @@ class _Storing:
 
 
 class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not checked
-    """Answers which chunks can be loaded, and decides which ones are stored.
+    """Answers which chunks can be loaded, decides which hits are loaded and which chunks are stored.
 
     Args:
         group_ids: vLLM's numbers of the KV cache groups, in the order in which workers have them.
@@ -57,6 +61,7 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         ranks: int,
         settings: ConnectorSettings,
         notices: Notices,
+        break_even: BreakEven,
         emit_events: bool = False,
         close_storage: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
@@ -69,31 +74,102 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         self._notices = notices
         self._emit_events = emit_events
         self._clock = clock or SystemClock()
+        self._break_even = break_even
+        self._hits: Collection[bytes] = NOTHING
+        self._computed: set[str] = set()
+        """Requests that were told to compute."""
+        self._load_began_s: dict[str, float] = {}
+        self._steps: collections.deque[tuple[float, int]] = collections.deque(maxlen=MAX_OPEN_STEPS)
+        self._step_ended_s = 0.0
         self._storing: dict[str, _Storing] = {}
         self._prompt_tokens: dict[str, int] = {}
         self._events: list[OffloadingEvent] = []
-        self._counters = metrics.Counters()
+        self._figures = metrics.Figures()
         self._counted: dict[str, int] = {}
+
+    # Which hits there are, and whether they are loaded
 
     def note_prompt(self, request_id: str, prompt_tokens: int) -> None:
         """Tells where the request's prompt ends, so that chunks of generated tokens can be counted."""
         self._prompt_tokens[request_id] = prompt_tokens
 
-    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        try:
-            answer = self._table.lookup(chunk_name(key))
-        except Exception as error:
-            self._notices.warn("lookup bug", "lookup failed, which counts as a miss: %r", error)
-            return LookupResult.MISS
-        if answer is Answer.LATER:
-            return LookupResult.RETRY
-        return LookupResult.HIT if answer is Answer.HIT else LookupResult.MISS
+    def find(self, request_id: str, tokens: int, keys: Callable[[], Sequence[bytes]]) -> bool:
+        """Prepares ``lookup`` for a request; False: the store has not answered yet, ask again.
 
-    def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        self._table.flush()
+        Args:
+            tokens: the most that could be loaded.
+        """
+        self._hits = NOTHING
+        if request_id in self._computed:
+            return True
+        verdict = self._break_even.judge(tokens, before_lookup=True)
+        if not verdict.loads:
+            self._compute(request_id, verdict)
+            return True
+        try:
+            hits = self._table.ask(request_id, keys)
+        except Exception as error:
+            self._notices.warn("lookup bug", "a lookup failed, which counts as a miss: %r", error)
+            return True
+        if hits is None:
+            return False
+        self._hits = hits
+        return True
+
+    def admit(self, request_id: str, tokens: int) -> bool:
+        """Whether a hit of ``tokens`` is to be loaded; if not, ``lookup`` has only misses from now on."""
+        verdict = self._break_even.judge(tokens)
+        if not verdict.loads:
+            self._compute(request_id, verdict)
+            self._hits = NOTHING
+        else:
+            self._say(request_id, verdict)
+        return verdict.loads
+
+    def answered(self, request_id: str) -> None:
+        """vLLM has its answer; the next question about the request is a new one."""
+        self._table.forget(request_id)
+        self._hits = NOTHING
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return _HIT if key in self._hits else _MISS
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        return CacheHitSource.DISK
+
+    def begin_load(self, request_id: str, tokens: int) -> None:
+        """The request's hit is about to be loaded: ``prepare_load`` follows."""
+        self._break_even.load_began(request_id, tokens)
+        self._load_began_s[request_id] = self._clock.monotonic_s()
+
+    def end_load(self, request_id: str, failed: bool, late: bool) -> None:
+        tokens = self._break_even.load_ended(request_id, tells_speed=late or not failed)
+        begun_s = self._load_began_s.pop(request_id, None)
+        if begun_s is None:
+            return
+        outcome = "late" if late else "failed" if failed else "loaded"
+        self._figures.observe(metrics.LOAD_SECONDS, self._clock.monotonic_s() - begun_s, (outcome,))
+        if not failed:
+            self._figures.add(metrics.LOADED_TOKENS, tokens)
+            self._figures.add(metrics.SAVED_SECONDS, self._break_even.prefill_s(tokens))
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> ChunkFiles:
-        return self._files(keys, req_context)
+        files = self._files(keys, req_context)
+        files.timeout_s = self._patience_for(self._break_even.load_tokens(req_context.req_id))
+        return files
+
+    # What steps take
+
+    def begin_step(self, tokens: int) -> None:
+        self._steps.append((self._clock.monotonic_s(), tokens))
+
+    def end_step(self) -> None:
+        """Of the oldest step that has begun: the engine may be one ahead."""
+        now = self._clock.monotonic_s()
+        if self._steps:
+            begun_s, tokens = self._steps.popleft()
+            self._break_even.computed(tokens, now - max(begun_s, self._step_ended_s))
+        self._step_ended_s = now
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         now = self._clock.monotonic_s()
@@ -116,13 +192,17 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
 
     def take_report(self, report: HearthWorkerReport) -> None:
         """Takes in what the workers say about chunks, before vLLM acts on the same step's finished jobs."""
+        self._figures.set(metrics.OPEN_LOADS, report.open_loads)
+        self._figures.set(metrics.QUEUED_STORE_BYTES, report.queued_store_bytes)
+        if report.trouble:
+            self._table.breaker.failed(report.trouble)
         for name, reason in report.failed_loads.items():
             self._table.note_failed(name)
             self._notices.warn("miss", "chunk %s counts as missing: %s", name, reason)
-        self._counters.add(metrics.FAILED_LOADS, len(report.failed_loads))
-        for name in report.dropped:
+            self._figures.add(metrics.FAILED_LOADS, 1, (metrics.kind(reason),))
+        for name, reason in report.dropped.items():
             if self._storing.pop(name, None) is not None:
-                self._counters.add(metrics.DROPPED)
+                self._figures.add(metrics.DROPPED, 1, (metrics.kind(reason),))
         for name, ranks in report.stored.items():
             storing = self._storing.get(name)
             if storing is None:
@@ -137,6 +217,9 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._prompt_tokens.pop(req_context.req_id, None)
+        self._computed.discard(req_context.req_id)
+        self._table.forget(req_context.req_id)
+        self.end_load(req_context.req_id, failed=True, late=False)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         events, self._events = self._events, []
@@ -148,10 +231,19 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         self._storing.clear()
 
     def get_stats(self) -> Any:
-        for result, count in self._table.totals.items():
-            self._counters.add(metrics.LOOKUPS, count - self._counted.get(result, 0), (result,))
+        for result, count in list(self._table.totals.items()):
+            self._figures.add(metrics.LOOKUPS, count - self._counted.get(result, 0), (result,))
             self._counted[result] = count
-        return self._counters.take()
+        for waited_s in self._table.take_waits():
+            self._figures.observe(metrics.LOOKUP_SECONDS, waited_s)
+            self._break_even.looked_up(waited_s)
+        rates = self._break_even.rates()
+        self._figures.set(metrics.PREFILL_RATE, rates.prefill_tokens_per_s)
+        self._figures.set(metrics.LOAD_LATENCY, rates.load_latency_s)
+        self._figures.set(metrics.LOAD_BANDWIDTH, rates.load_bytes_per_s)
+        self._figures.set(metrics.BREAK_EVEN, rates.break_even_tokens)
+        self._figures.set(metrics.SUSPENDED, float(self._table.breaker.is_resting), ("lookups",))
+        return self._figures.take()
 
     def shutdown(self) -> None:
         self._table.close(self._settings.lookup_timeout_s)
@@ -165,11 +257,32 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
 
     def _stored(self, name: str, storing: _Storing) -> None:
         self._table.note_stored(name)
-        self._counters.add(metrics.STORED)
-        self._counters.add(metrics.STORED_DECODE, int(storing.is_decode))
+        self._figures.add(metrics.STORED)
+        self._figures.add(metrics.STORED_DECODE, int(storing.is_decode))
         if self._emit_events and len(self._events) < MAX_EVENTS:
             key = OffloadKey(chunk_key(name))
             self._events.append(OffloadingEvent([key], Medium.STORAGE, removed=False, locality=Locality.REMOTE))
+
+    def _compute(self, request_id: str, verdict: Verdict) -> None:
+        self._computed.add(request_id)
+        self._say(request_id, verdict)
+
+    def _say(self, request_id: str, verdict: Verdict) -> None:
+        self._figures.add(metrics.DECISIONS, 1, (verdict.decision.value,))
+        rates = self._break_even.rates()
+        self._notices.debug(
+            "request %s, %d tokens: %s; computing %.1f ms (%.0f tokens/s), loading %.1f ms (%.1f ms + %.0f MB/s)",
+            request_id, verdict.tokens, verdict.decision.value, 1e3 * verdict.prefill_s, rates.prefill_tokens_per_s,
+            1e3 * verdict.load_s, 1e3 * rates.load_latency_s, rates.load_bytes_per_s / 1e6,
+        )  # fmt: skip
+
+    def _patience_for(self, tokens: int) -> float:
+        """How long a load of ``tokens`` may take: a multiple of what computing them takes."""
+        settings = self._settings
+        prefill_s = self._break_even.prefill_s(tokens)
+        if not prefill_s:
+            return settings.load_timeout_s
+        return min(settings.load_timeout_s, max(settings.load_timeout_min_s, settings.load_patience * prefill_s))
 
     def _patience_s(self) -> float:
         """After this long without word of a store, it is taken for lost (a worker that died, a reset)."""

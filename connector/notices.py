@@ -24,6 +24,9 @@ class Notices:
     def info(self, text: str, *values: object) -> None:
         self._logger.info(f"{_PREFIX}{text}", *values)  # noqa: G004 - the text is a constant of the caller
 
+    def debug(self, text: str, *values: object) -> None:
+        self._logger.debug(f"{_PREFIX}{text}", *values)  # noqa: G004
+
     def warn(self, kind: str, text: str, *values: object) -> None:
         """One line now, or none if one of this kind was written a moment ago; the next tells how many were left out."""
         now = self._clock.monotonic_s()

@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from ..common.errors import NotSupported
 from . import metrics
+from .breakeven import BreakEven
 from .engine_view import identity_of
 from .identity import KvIdentity
 from .lookups import LookupTable
@@ -75,13 +76,18 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
         directories = [self._identity.directory(rank) for rank in self._identity.ranks()]
         storage = self._storage
         table = LookupTable(lambda names: storage.lookup(directories, names), self._settings, self._notices)
+        storage.on_change = table.clear
         table.start()
+        bytes_per_token = (
+            self.config.worker_kv_bytes_per_block * len(directories) / self.config.groups[0].tokens_per_block
+        )
         return HearthManager(
             table,
             tuple(group.group_id for group in self.config.groups),
             len(directories),
             self._settings,
             self._notices,
+            BreakEven(bytes_per_token, self._settings.min_load_tokens, self._settings.load_when == "always"),
             emit_events=self.kv_events_config.enable_kv_cache_events,
             close_storage=storage.close,
         )

@@ -68,6 +68,9 @@ class PlainStore:
         if error is not None:
             raise error
 
+    def moved(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

@@ -1,7 +1,11 @@
-"""The chunk store with its troubles kept away: not mounted, not answering, coming back.
+"""The chunk store with its troubles kept away: not mounted, not answering, slow, coming back, another one.
 
 All calls come from background threads and none raises: an unreachable store has no files and takes none. A thread of
-its own opens the store, so that nobody else waits for a mount that hangs.
+its own opens the store, so that nobody else waits for a mount that hangs, and looks now and then whether the root still
+belongs to the same cluster.
+
+When the store is slow or does not answer, stores are the first to stop: one store or load that runs out of time
+suspends them for ``probe_interval_s``. Loads go on until ``breaker_failures`` in a row have failed.
 """
 
 from __future__ import annotations
@@ -9,10 +13,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from ..common.errors import HearthError, Unavailable
+from ..common.clock import Clock, SystemClock
+from ..common.errors import DeadlineExceeded, HearthError, NoSpace, Unavailable
 from .backend import ChunkStore, open_store
+from .breaker import Breaker
 from .notices import Notices
 from .settings import ConnectorSettings
+
+MAX_BLIND_S = 600.0
+"""Between looks at a root that leads nowhere while the store is open: a look at a hung mount costs a thread."""
 
 
 class Storage:
@@ -23,13 +32,20 @@ class Storage:
         settings: ConnectorSettings,
         notices: Notices,
         opener: Callable[[ConnectorSettings], ChunkStore] = open_store,
+        clock: Clock | None = None,
     ) -> None:
+        clock = clock or SystemClock()
+        self.loads = Breaker(settings.breaker_failures, settings.probe_interval_s, clock)
+        self.stores = Breaker(1, settings.probe_interval_s, clock)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the store was opened, the first time or another one: what was known about it is void."""
         self._settings = settings
         self._notices = notices
         self._opener = opener
         self._lock = threading.Lock()
         self._store: ChunkStore | None = None
         self._warned = False
+        self._blind = False
         self._closed = threading.Event()
         self._manifests: set[str] = set()
 
@@ -37,10 +53,20 @@ class Storage:
         threading.Thread(target=self._keep_probing, name="hearth-probe", daemon=True).start()
 
     def probe(self) -> bool:
-        """Tries once to open the store; True when nothing is left to do."""
+        """Opens the store if it is not open, and another one if the root is another cluster's now; whether it is open.
+
+        A store whose mount went away stays: the bytes do not pass through the mount.
+        """
+        current = self._store
+        self._blind = False
         try:
+            if current is not None and not current.moved():
+                return True
             store = self._opener(self._settings)
         except Exception as error:
+            if current is not None:
+                self._blind = True
+                return True
             if not self._warned:
                 self._warned = True
                 self._notices.warn(
@@ -51,16 +77,41 @@ class Storage:
                 )
             return False
         with self._lock:
+            replaced = store if self._closed.is_set() else self._store
             if not self._closed.is_set():
                 self._store = store
-                self._notices.info("KV chunks in %s (backend %s)", self._settings.root, self._settings.backend)
-                return True
-        store.close()
-        return True
+                self._manifests.clear()
+        if replaced is not store:
+            what = "KV chunks in %s (backend %s)" if replaced is None else "%s is another cluster now (backend %s)"
+            self._notices.info(what, self._settings.root, self._settings.backend)
+            self.loads.succeeded()
+            self.stores.succeeded()
+            self.on_change()
+        if replaced is not None:
+            replaced.close()
+        return self._store is not None
 
     def _keep_probing(self) -> None:
-        while not self._closed.is_set() and not self.probe():
-            self._closed.wait(self._settings.probe_interval_s)
+        wait_s = self._settings.probe_interval_s
+        while not self._closed.is_set():
+            self.probe()
+            interval_s = self._settings.probe_interval_s
+            wait_s = min(2 * wait_s, MAX_BLIND_S) if self._blind else interval_s
+            self._closed.wait(wait_s)
+
+    @property
+    def sheds_stores(self) -> str:
+        """Why stores are not to be begun now; empty: go on."""
+        if self._store is None:
+            return "unreachable"
+        if self.stores.is_resting:
+            return f"suspended: {self.stores.reason}"
+        return f"suspended: {self.loads.reason}" if self.loads.failed_lately else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why loads are not sent to the store now; empty: they are."""
+        return self.loads.reason if self.loads.is_resting else ""
 
     @property
     def verifies_bytes(self) -> bool:
@@ -93,19 +144,24 @@ class Storage:
                 present[i] = there
         return present
 
-    def load(self, directory: str, names: Sequence[str], buffers: Sequence[memoryview]) -> list[HearthError | None]:
-        return self._each(
-            "load", names, lambda store: store.load(directory, names, buffers, self._settings.load_timeout_s)
-        )
+    def load(
+        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+    ) -> list[HearthError | None]:
+        return self._each("load", self.loads, names, lambda store: store.load(directory, names, buffers, timeout_s))
 
     def store(
         self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], replace: bool
     ) -> list[HearthError | None]:
         return self._each(
             "store",
+            self.stores,
             names,
             lambda store: store.store(directory, names, buffers, self._settings.store_timeout_s, replace),
         )
+
+    def note_late_load(self, reason: str) -> None:
+        """A load ran out of time, wherever its threads are."""
+        self._note(self.loads, "load", reason)
 
     def put_manifest_once(self, directory: str, name: str, data: bytes) -> None:
         """Tried until it has worked once; it is only for people."""
@@ -129,17 +185,39 @@ class Storage:
                 self._trouble("close", error)
 
     def _each(
-        self, what: str, names: Sequence[str], act: Callable[[ChunkStore], list[HearthError | None]]
+        self,
+        what: str,
+        breaker: Breaker,
+        names: Sequence[str],
+        act: Callable[[ChunkStore], list[HearthError | None]],
     ) -> list[HearthError | None]:
         store = self._store
         if store is None:
             return [Unavailable("the chunk store is not reachable")] * len(names)
+        if not breaker.allows():
+            return [Unavailable(f"not asked, because: {breaker.reason}")] * len(names)
         try:
-            return act(store)
+            outcomes = act(store)
         except Exception as error:
             self._trouble(what, error)
             failure = error if isinstance(error, HearthError) else Unavailable(f"{what}: {error!r}")
-            return [failure] * len(names)
+            outcomes = [failure] * len(names)
+        silent = [one for one in outcomes if isinstance(one, (Unavailable, DeadlineExceeded, NoSpace))]
+        if len(silent) < len(outcomes) or not outcomes:
+            breaker.succeeded()
+        else:
+            self._note(breaker, what, f"{type(silent[0]).__name__}: {silent[0]}")
+        return outcomes
+
+    def _note(self, breaker: Breaker, what: str, reason: str) -> None:
+        if breaker.failed(reason):
+            self._notices.warn(
+                f"{what} suspended",
+                "%ss are suspended; one is tried again after %s s: %s",
+                what,
+                self._settings.probe_interval_s,
+                reason,
+            )
 
     def _trouble(self, what: str, error: Exception) -> None:
         self._notices.warn(what, "%s failed, which counts as a miss: %s: %s", what, type(error).__name__, error)

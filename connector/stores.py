@@ -103,13 +103,14 @@ class Storer:
         """Queues a store, or drops it if too much waits already."""
         size = sum(self._mover.payload_bytes[piece.group] for piece in pieces)
         job = _Job(job_id, pieces, replace, size, self._clock.monotonic_s())
-        self._drop(unclear, "blocks do not add up")
+        self._drop(unclear, "unclear: blocks do not add up")
         with self._lock:
             full = self._backlog_bytes + size > self._settings.store_backlog_bytes
             self._backlog_bytes += size
         self._jobs[job_id] = job
-        if full:
-            job.cancelled = "backlog is full"
+        shed = self._storage.sheds_stores
+        if full or shed:
+            job.cancelled = shed or "backlog full"
             self._finish(job, pieces)
         else:
             self._queue.put(job)
@@ -121,6 +122,11 @@ class Storer:
             self._jobs.pop(result.job_id, None)
             results.append(result)
         return results
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of stores whose pages the engine must still keep."""
+        return self._backlog_bytes
 
     def outcomes(self) -> list[tuple[str, str]]:
         """Chunks whose fate is decided since the last call: (name, reason for not being stored or "")."""
@@ -136,7 +142,7 @@ class Storer:
             while not job.done and time.monotonic() < deadline:
                 time.sleep(0.001)
             with job.lock:
-                job.cancelled = job.cancelled or "the engine needs its blocks"
+                job.cancelled = job.cancelled or "preempted: the engine needs its blocks"
             while job.gathering:  # a copy in memory: milliseconds
                 time.sleep(0.0005)
 
@@ -157,8 +163,7 @@ class Storer:
         while (job := self._queue.get()) is not None:
             left = job.pieces
             try:
-                if not self._storage.is_open:
-                    job.cancelled = job.cancelled or "store is not reachable"
+                job.cancelled = job.cancelled or self._storage.sheds_stores
                 while left and not job.cancelled:
                     taken = self._gather_some(job, left)
                     if not taken:
@@ -174,7 +179,7 @@ class Storer:
         wait_s = job.begun_s + self._settings.store_age_s - self._clock.monotonic_s()
         slots = self._arena.acquire(min(len(pieces), self._settings.batch_chunks), max(0.0, wait_s))
         if not slots:
-            job.cancelled = job.cancelled or f"store is slow: waited {self._settings.store_age_s} s"
+            job.cancelled = job.cancelled or f"slow store: waited {self._settings.store_age_s} s"
             return 0
         batch = pieces[: len(slots)]
         with job.lock:

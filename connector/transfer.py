@@ -13,7 +13,7 @@ from .notices import Notices
 from .pages import PageMover
 from .pieces import Piece, pair
 from .report import HearthWorkerReport
-from .settings import ConnectorSettings
+from .settings import ConnectorSettings, check_memory
 from .staging import Arena, slots_for
 from .storage import Storage
 from .stores import Storer
@@ -30,6 +30,8 @@ class ChunkFiles(LoadStoreSpec):  # type: ignore[misc]  # vLLM is not checked
     groups: list[int]
     replace: frozenset[str] = frozenset()
     """Names whose file is known to be bad."""
+    timeout_s: float = 0.0
+    """Of a load; 0: the longest that is set."""
 
 
 class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not checked
@@ -50,8 +52,10 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
         self._storage = storage
         self._failed_requests: set[str] = set()
         self._failed_loads: dict[str, str] = {}
+        self._late_requests: set[str] = set()
         directory = identity.directory(rank)
         slot_bytes = max(chunk_format.file_bytes(size) for size in mover.payload_bytes)
+        check_memory(settings, slot_bytes)
         slots = slots_for(settings.staging_bytes // 2, slot_bytes)
         self.loader = Loader(storage, directory, mover, Arena(slots, slot_bytes), settings, notices)
         self.storer = Storer(storage, directory, mover, Arena(slots, slot_bytes), self.loader, settings, notices)
@@ -70,7 +74,7 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
 
     def submit_load(self, job_id: int, src_spec: ChunkFiles, dst_spec: GPULoadStoreSpec) -> bool:
         pieces, unclear = self._pair(src_spec, dst_spec, whole=False)
-        self.loader.submit(job_id, src_spec.request_id, pieces, unclear)
+        self.loader.submit(job_id, src_spec.request_id, pieces, unclear, src_spec.timeout_s)
         return True
 
     def get_finished(self) -> list[TransferResult]:
@@ -80,6 +84,8 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
             if load.failed:
                 self._failed_requests.add(load.request_id)
                 self._failed_loads |= load.failed
+                if load.late:
+                    self._late_requests.add(load.request_id)
             results.append(TransferResult(load.job_id, True, load.size_bytes, load.time_s))
         results += [TransferResult(one.job_id, True, one.size_bytes, one.time_s) for one in self.storer.finished()]
         return results
@@ -97,6 +103,11 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
         """Adds what became of chunks since the last call."""
         report.failed_loads |= self._failed_loads
         self._failed_loads = {}
+        report.late |= self._late_requests
+        self._late_requests = set()
+        report.trouble = self._storage.trouble
+        report.queued_store_bytes = self.storer.queued_bytes
+        report.open_loads = self.loader.open_loads
         for name, reason in self.storer.outcomes():
             if reason:
                 report.dropped[name] = reason

@@ -17,6 +17,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.vllm)
 
 
+ALWAYS = {"load_when": "always", "load_timeout_min_s": 5}
+"""These models compute faster than anything loads; and a busy machine is no fault."""
+
+
 @dataclass(frozen=True)
 class Served:
     """An engine and the root of its chunks."""
@@ -42,7 +46,7 @@ def hybrid(hybrid_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("hybrid-engine")
     root = directory / "kv"
     root.mkdir()
-    extra = {"root": str(root), "backend": "plain", "blocks_per_chunk": 2, "offload_prompt_only": False}
+    extra = ALWAYS | {"root": str(root), "backend": "plain", "blocks_per_chunk": 2, "offload_prompt_only": False}
     with Engine(
         hybrid_model, extra, directory / "log", {"num_gpu_blocks_override": 80, "prefix_cache_retention_interval": 256}
     ) as engine:
@@ -55,6 +59,6 @@ def parallel(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     directory = tmp_path_factory.mktemp("parallel-engine")
     root = directory / "kv"
     root.mkdir()
-    extra = {"root": str(root), "backend": "plain", "failed_ttl_s": 3}
+    extra = ALWAYS | {"root": str(root), "backend": "plain", "failed_ttl_s": 3}
     with Engine(small_model, extra, directory / "log", {"tensor_parallel_size": 2}) as engine:
         yield Served(engine, root)

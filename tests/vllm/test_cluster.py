@@ -11,6 +11,7 @@ from hearthfs.bench.engine import Engine
 from hearthfs.client.client import Client
 from hearthfs.tests.support.cluster import Cluster
 from hearthfs.tests.vllm import harness
+from hearthfs.tests.vllm.conftest import ALWAYS
 from hearthfs.tests.vllm.harness import TOKENS, prompt, reusable, wait_until
 
 pytestmark = [pytest.mark.mount, pytest.mark.leaks("cluster, client and engines live as long as the module")]
@@ -56,7 +57,7 @@ def nodes(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for name in ("master", "worker1", "worker2", "mount1"):
             cluster.start(name)
         cluster.mountpoint(2).mkdir()
-        extra = {"probe_interval_s": 1, "failed_ttl_s": 4, "lookup_timeout_s": 3, "load_timeout_s": 5}
+        extra = ALWAYS | {"probe_interval_s": 1, "failed_ttl_s": 4, "lookup_timeout_s": 3, "load_timeout_s": 5}
         engines = [
             Engine(small_model, extra | {"root": str(cluster.mountpoint(node) / "kv")}, directory / f"engine{node}.log")
             for node in (1, 2)

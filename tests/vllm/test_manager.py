@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Sequence
 
+import pytest
 from hearthfs.common.clock import FakeClock
+from hearthfs.connector.breakeven import BreakEven
 from hearthfs.connector.identity import chunk_name
 from hearthfs.connector.lookups import LookupTable
 from hearthfs.connector.notices import Notices
@@ -18,6 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM and torch warn about themselves while they are imported
     from hearthfs.connector.manager import HearthManager
     from hearthfs.connector.report import HearthWorkerReport
+    from hearthfs.connector.scheduler_state import Prefix
     from vllm.v1.kv_offload import base
 
 SETTINGS = ConnectorSettings(root="/kv")
@@ -32,9 +36,13 @@ class Bench:
     def __init__(self, ranks: int = 1) -> None:
         self.there: set[str] = set()
         self.clock = FakeClock()
-        notices = Notices(Log())
+        self.log = Log()
+        notices = Notices(self.log)
         self.table = LookupTable(self.ask, SETTINGS, notices, self.clock)
-        self.manager = HearthManager(self.table, (0, 2), ranks, SETTINGS, notices, emit_events=True, clock=self.clock)
+        self.guard = BreakEven(1024, clock=self.clock)
+        self.manager = HearthManager(
+            self.table, (0, 2), ranks, SETTINGS, notices, self.guard, emit_events=True, clock=self.clock
+        )
         self.request = base.ReqContext(req_id="r")
 
     def ask(self, names: Sequence[str]) -> list[bool]:
@@ -43,26 +51,114 @@ class Bench:
     def store(self, *keys: bytes) -> list[bytes]:
         return list(self.manager.prepare_store(keys, self.request).keys_to_store)
 
+    def teach(self, prefill_tokens_per_s: float, load_s: float) -> None:
+        """Shows the guard a node that takes ``load_s`` for any load."""
+        for tokens in (100, 1000, 2000):
+            self.manager.begin_step(tokens)
+            self.clock.advance(tokens / prefill_tokens_per_s)
+            self.manager.end_step()
+            self.manager.begin_load("teacher", tokens)
+            self.clock.advance(load_s)
+            self.manager.end_load("teacher", failed=False, late=False)
+        self.manager.get_stats()
+
+    def find(self, *keys: bytes, tokens: int = 1000) -> bool:
+        return self.manager.find("r", tokens, lambda: keys)
+
+    def work(self) -> None:
+        question = self.table._queue.get_nowait()
+        assert question is not None
+        self.table.answer([question])
+
     def report(self, **what: object) -> None:
         self.manager.take_report(HearthWorkerReport(**what))
 
 
-def test_lookup_is_asked_once_per_step_then_answered() -> None:
+def test_lookup_is_asked_once_then_answered() -> None:
     bench = Bench()
     bench.there = {chunk_name(key(1))}
     results = base.LookupResult
-    ask = bench.manager.lookup
-    assert [ask(key(n), bench.request) for n in (1, 2)] == [results.RETRY, results.RETRY]
-    bench.manager.on_schedule_end(base.ScheduleEndContext((), ()))
-    batch = bench.table._queue.get()
-    assert batch is not None
-    bench.table.answer_batch(batch)
-    assert [ask(key(n), bench.request) for n in (1, 2)] == [results.HIT, results.MISS]
+    assert not bench.find(key(1), key(2))
+    assert not bench.find(key(1), key(2))
+    bench.work()
+    assert bench.find(key(1), key(2))
+    assert [bench.manager.lookup(key(n), bench.request) for n in (1, 2)] == [results.HIT, results.MISS]
+    bench.manager.answered("r")
+    assert bench.manager.lookup(key(1), bench.request) is results.MISS
 
 
 def test_a_bug_in_lookup_is_a_miss() -> None:
     bench = Bench()
-    assert bench.manager.lookup(bytes(300), bench.request) is base.LookupResult.MISS
+    bench.table._queue = None  # type: ignore[assignment]
+    assert bench.find(key(1))
+    assert bench.manager.lookup(key(1), bench.request) is base.LookupResult.MISS
+
+
+def test_a_hit_that_would_lose_is_computed_and_said_so() -> None:
+    bench = Bench()
+    bench.teach(prefill_tokens_per_s=10_000, load_s=0.1)
+    bench.there = {chunk_name(key(1))}
+    bench.find(key(1), tokens=5000)
+    bench.work()
+    assert bench.find(key(1), tokens=5000)
+    assert not bench.manager.admit("r", 500)
+    assert bench.manager.lookup(key(1), bench.request) is base.LookupResult.MISS
+    assert bench.find(key(1), tokens=5000), "for good: it is not asked again"
+    values = bench.manager.get_stats().reduce()
+    assert [value for name, value in values.items() if "decisions" in name and "slower" in name] == [1]
+    assert "request r, 500 tokens: compute, the load would be slower; computing 50.0 ms" in bench.log.lines[-1]
+
+
+def test_what_cannot_win_is_not_even_asked_for() -> None:
+    bench = Bench()
+    bench.teach(prefill_tokens_per_s=10_000, load_s=0.1)
+    assert bench.find(key(1), tokens=500)
+    assert bench.table._queue.empty()
+    bench.manager.on_request_finished(bench.request)
+    assert not bench.find(key(1), tokens=5000)
+
+
+def test_a_load_has_a_multiple_of_what_computing_takes() -> None:
+    bench = Bench()
+    bench.manager.begin_load("r", 1000)
+    assert bench.manager.prepare_load([key(1)], bench.request).timeout_s == SETTINGS.load_timeout_s
+    bench.manager.end_load("r", failed=False, late=False)
+    bench.teach(prefill_tokens_per_s=1000, load_s=0.01)
+    for tokens, timeout_s in ((1000, 3.0), (50, SETTINGS.load_timeout_min_s), (9000, SETTINGS.load_timeout_s)):
+        bench.manager.begin_load("r", tokens)
+        assert bench.manager.prepare_load([key(1)], bench.request).timeout_s == pytest.approx(timeout_s)
+        bench.manager.end_load("r", failed=False, late=False)
+
+
+def test_loads_are_counted_with_what_they_saved() -> None:
+    bench = Bench()
+    bench.teach(prefill_tokens_per_s=1000, load_s=0.01)
+    bench.manager.begin_load("r", 2000)
+    bench.manager.end_load("r", failed=False, late=False)
+    bench.manager.begin_load("s", 2000)
+    bench.manager.end_load("s", failed=True, late=True)
+    values = bench.manager.get_stats().reduce()
+    assert values["vllm:hearth_kv_loaded_tokens"] == 2000
+    assert values["vllm:hearth_kv_saved_prefill_seconds"] == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_worker_that_gets_no_answer_stops_the_questions() -> None:
+    bench = Bench()
+    bench.report(trouble="Unavailable: gone")
+    assert bench.find(key(1))
+    assert bench.table._queue.empty()
+
+
+def test_steps_that_overlap_are_not_counted_twice() -> None:
+    """With asynchronous scheduling the next step begins before the last one ends."""
+    bench = Bench()
+    for _ in range(5):
+        bench.manager.begin_step(1000)
+        bench.manager.begin_step(1000)
+        for _ in range(2):
+            bench.clock.advance(1.0)
+            bench.manager.end_step()
+    assert bench.guard.prefill_s(1000) == pytest.approx(1.0)
 
 
 def test_what_is_being_stored_or_stored_is_not_stored_again() -> None:
@@ -95,7 +191,6 @@ def test_a_drop_on_one_rank_is_no_store() -> None:
 def test_a_failed_load_is_replaced_by_the_next_store() -> None:
     bench = Bench()
     bench.report(failed_loads={chunk_name(key(1)): "flipped"})
-    assert bench.manager.lookup(key(1), bench.request) is base.LookupResult.MISS
     output = bench.manager.prepare_store([key(1), key(2)], bench.request)
     assert output.store_spec.replace == {chunk_name(key(1))}
 
@@ -105,6 +200,28 @@ def test_a_store_that_nobody_reports_is_forgotten() -> None:
     bench.store(key(1))
     bench.clock.advance(1000)
     assert bench.store(key(1)) == [key(1)]
+
+
+def test_keys_of_a_prefix_are_those_that_vllm_makes() -> None:
+    def group(index: int, hashes: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(group_idx=index, tokens_per_chunk=16 * hashes, hashes_per_chunk=hashes)
+
+    config = types.SimpleNamespace(
+        kv_group_configs=[group(0, 2), group(3, 1)], supports_partial_tail=False, tokens_per_hash=16
+    )
+    hashes = [bytes([n]) * 32 for n in range(7)]
+    request = types.SimpleNamespace(num_tokens=7 * 16 + 5, block_hashes=hashes)
+    scheduler = types.SimpleNamespace(config=config)
+    prefix = Prefix.of(scheduler, request, 32)
+    assert prefix is not None
+    assert prefix.tokens == 7 * 16 + 5 - 32
+    first = [base.make_offload_key(hashes[n], 0) for n in (3, 5)]
+    assert prefix.keys() == first + [base.make_offload_key(hashes[n], 3) for n in range(2, 7)]
+    assert Prefix.of(scheduler, request, 7 * 16) is None
+    config.supports_partial_tail = True
+    partial = Prefix.of(scheduler, request, 32)
+    assert partial is not None
+    assert set(prefix.keys()) < set(partial.keys())
 
 
 def test_groups_are_numbered_as_the_workers_have_them() -> None:

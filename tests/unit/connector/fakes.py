@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from hearthfs.common.clock import Clock
 from hearthfs.common.errors import HearthError, NotFound
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
@@ -20,7 +21,7 @@ class Log:
     def info(self, text: str, *values: object) -> None:
         self.lines.append(text % values)
 
-    warning = info
+    warning = debug = info
 
 
 class MemoryStore:
@@ -31,11 +32,14 @@ class MemoryStore:
     def __init__(self) -> None:
         self.files: dict[tuple[str, str], bytes] = {}
         self.lookups: list[tuple[str, list[str]]] = []
+        self.timeouts_s: list[float] = []
+        """Of loads."""
         self.error: Exception | None = None
         self.before_load: Callable[[], None] = lambda: None
         self.before_store: Callable[[], None] = lambda: None
         self.lock = threading.Lock()
         self.closed = False
+        self.elsewhere: bool | Exception = False
 
     def lookup(self, directory: str, names: Sequence[str], timeout_s: float) -> list[bool]:
         if self.error:
@@ -49,6 +53,7 @@ class MemoryStore:
         self.before_load()
         if self.error:
             raise self.error
+        self.timeouts_s.append(timeout_s)
         return [self._load_one(directory, name, buffer) for name, buffer in zip(names, buffers, strict=True)]
 
     def _load_one(self, directory: str, name: str, buffer: memoryview) -> HearthError | None:
@@ -73,11 +78,16 @@ class MemoryStore:
     def put_manifest(self, directory: str, name: str, data: bytes, timeout_s: float) -> None:
         self.files[directory, name] = data
 
+    def moved(self) -> bool:
+        if isinstance(self.elsewhere, Exception):
+            raise self.elsewhere
+        return self.elsewhere
+
     def close(self) -> None:
         self.closed = True
 
 
-def storage_of(store: MemoryStore, settings: ConnectorSettings, log: Log) -> Storage:
-    storage = Storage(settings, Notices(log, interval_s=0), opener=lambda _: store)
+def storage_of(store: MemoryStore, settings: ConnectorSettings, log: Log, clock: Clock | None = None) -> Storage:
+    storage = Storage(settings, Notices(log, interval_s=0), opener=lambda _: store, clock=clock)
     storage.probe()
     return storage

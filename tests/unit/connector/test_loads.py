@@ -29,7 +29,7 @@ class Bench:
         self.store, self.log, self.clock = MemoryStore(), Log(), FakeClock()
         self.engine = np.zeros((64, PAGE), dtype=np.int8)
         self.arena = Arena(slots, chunk_format.file_bytes(PAGE))
-        storage = storage_of(self.store, SETTINGS, self.log)
+        storage = storage_of(self.store, SETTINGS, self.log, self.clock)
         mover = PageMover([[self.engine]], 1)
         notices = Notices(self.log, interval_s=0)
         self.loader = Loader(storage, DIRECTORY, mover, self.arena, SETTINGS, notices, self.clock)
@@ -143,6 +143,9 @@ def test_a_store_that_raises_does_not_end_the_threads(bench: Bench) -> None:
         bench.submit(job_id, "c1")
     assert all(result.failed for result in bench.results(4))
     bench.store.error = None
+    bench.submit(8, "c1")
+    assert "not asked" in bench.results()[0].failed["c1"]
+    bench.clock.advance(SETTINGS.probe_interval_s)
     bench.submit(9, "c1")
     assert bench.results()[0].failed == {}
 
@@ -156,12 +159,26 @@ def test_a_hung_load_fails_at_its_deadline_and_writes_nothing_later(bench: Bench
     assert bench.loader.finished() == []
     bench.clock.advance(10.1)
     (result,) = bench.results()
-    assert list(result.failed) == ["c1"]
+    assert result.failed == {"c1": "late: not loaded within 10 s"}
+    assert result.late
     assert not bench.loader.is_busy
     go.set()
     wait_until(lambda: bench.arena.free_slots == bench.arena.slots)
     assert not bench.engine.any()
     assert bench.loader.finished() == []
+
+
+def test_a_load_has_the_time_that_its_order_says(bench: Bench) -> None:
+    """And no call of the store is given more than what is left of it."""
+    for name in ("c1", "c2", "c3"):
+        bench.fill(name, 1)
+    bench.store.before_load = lambda: bench.clock.advance(0.3)
+    pieces = [Piece(name, 0, 0, (1,)) for name in ("c1", "c2", "c3")]
+    bench.loader.submit(1, "r", pieces, [], timeout_s=0.5)
+    wait_until(lambda: bench.arena.free_slots == bench.arena.slots and len(bench.store.timeouts_s) == 2)
+    (result,) = bench.results()
+    assert (result.late, set(result.failed.values())) == (True, {"late: not loaded within 0.5 s"})
+    assert max(bench.store.timeouts_s) <= 0.5
 
 
 def test_wait_returns_soon_and_then_nothing_is_written(bench: Bench) -> None:
@@ -184,7 +201,7 @@ def test_no_staging_memory_is_a_failed_load() -> None:
     bench.loader._settings = SETTINGS.model_copy(update={"load_timeout_s": 0.02})
     with running(bench):
         bench.submit(1, "c1")
-        assert bench.results()[0].failed == {"c1": "no staging memory in time"}
+        assert bench.results()[0].failed == {"c1": "late: no staging memory in time"}
 
 
 def test_more_chunks_than_memory_load_in_turns() -> None:

@@ -1,8 +1,9 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hearthfs.common.clock import FakeClock
-from hearthfs.connector.lookups import MAX_BATCHES, REPORT_INTERVAL_S, Answer, LookupTable
+from hearthfs.connector.identity import chunk_name
+from hearthfs.connector.lookups import MAX_QUESTIONS, NOTHING, REPORT_INTERVAL_S, LookupTable
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.tests.unit.connector.fakes import Log
@@ -10,16 +11,19 @@ from hearthfs.tests.unit.connector.fakes import Log
 SETTINGS = ConnectorSettings(
     root="/kv", lookup_timeout_s=0.5, hit_ttl_s=2, miss_ttl_s=1, failed_ttl_s=30, probe_interval_s=5
 )
+A, B, C = b"a", b"b", b"c"
 
 
 class Asked:
     def __init__(self) -> None:
-        self.there: set[str] | None = set()
+        self.there: set[bytes] | None = set()
         self.calls: list[list[str]] = []
+        self.before: Callable[[], None] = lambda: None
 
     def __call__(self, names: Sequence[str]) -> list[bool] | None:
         self.calls.append(list(names))
-        return None if self.there is None else [name in self.there for name in names]
+        self.before()
+        return None if self.there is None else [name in map(chunk_name, self.there) for name in names]
 
 
 class Bench:
@@ -30,14 +34,26 @@ class Bench:
         self.table = LookupTable(self.asked, SETTINGS, Notices(self.log), self.clock)
 
     def work(self) -> None:
-        self.table.flush()
+        """Answers all that waits, as one batch."""
+        questions = []
         while not self.table._queue.empty():
-            batch = self.table._queue.get()
-            assert batch is not None
-            self.table.answer_batch(batch)
+            question = self.table._queue.get()
+            assert question is not None
+            questions.append(question)
+        if questions:
+            self.table.answer(questions)
 
-    def ask(self, *names: str) -> list[Answer]:
-        return [self.table.lookup(name) for name in names]
+    def ask(self, *keys: bytes, request: str = "r") -> frozenset[bytes] | None:
+        return self.table.ask(request, lambda: keys)
+
+    def know(self, *keys: bytes, request: str = "r") -> set[bytes]:
+        """A question from its beginning to its end."""
+        if self.ask(*keys, request=request) is None:
+            self.work()
+        hits = self.ask(*keys, request=request)
+        self.table.forget(request)
+        assert hits is not None
+        return set(hits)
 
 
 @pytest.fixture
@@ -45,93 +61,118 @@ def bench() -> Bench:
     return Bench()
 
 
-LATER, HIT, MISS = Answer.LATER, Answer.HIT, Answer.MISS
-
-
 def test_one_call_for_a_whole_prefix(bench: Bench) -> None:
-    bench.asked.there = {"a", "b"}
-    assert bench.ask("a", "b", "c") == [LATER, LATER, LATER]
-    assert bench.ask("a", "b", "c") == [LATER, LATER, LATER], "not asked twice"
+    bench.asked.there = {A, B}
+    assert bench.ask(A, B, C) is None
+    assert bench.ask(A, B, C) is None, "not asked twice"
     bench.work()
-    assert bench.asked.calls == [["a", "b", "c"]]
-    assert bench.ask("a", "b", "c") == [HIT, HIT, MISS]
+    assert bench.asked.calls == [[chunk_name(key) for key in (A, B, C)]]
+    assert bench.ask(A, B, C) == {A, B}
     assert len(bench.asked.calls) == 1
 
 
-def test_nothing_is_asked_by_lookup_itself(bench: Bench) -> None:
-    bench.ask("a")
+def test_requests_that_wait_together_are_one_call_and_shared_chunks_are_asked_once(bench: Bench) -> None:
+    bench.asked.there = {A, B}
+    bench.ask(A, B, request="1")
+    bench.ask(A, C, request="2")
+    bench.work()
+    assert bench.asked.calls == [[chunk_name(key) for key in (A, B, C)]]
+    assert (bench.ask(request="1"), bench.ask(request="2")) == ({A, B}, {A})
+
+
+def test_nothing_is_asked_on_the_scheduler_thread(bench: Bench) -> None:
+    def keys() -> list[bytes]:
+        raise AssertionError
+
+    assert bench.table.ask("r", keys) is None
     assert bench.asked.calls == []
 
 
 def test_answers_grow_old(bench: Bench) -> None:
-    bench.asked.there = {"a"}
-    bench.ask("a", "b")
-    bench.work()
+    bench.asked.there = {A}
+    assert bench.know(A, B) == {A}
     bench.clock.advance(1.5)
-    assert bench.ask("a", "b") == [HIT, LATER]
+    assert bench.know(A, B) == {A}
+    assert bench.asked.calls[1:] == [[chunk_name(B)]], "the hit is still known, the miss is not"
     bench.clock.advance(1)
-    assert bench.ask("a") == [LATER]
+    bench.know(A)
+    assert bench.asked.calls[2:] == [[chunk_name(A)]]
+
+
+def test_an_answer_that_nobody_fetched_in_time_is_asked_again(bench: Bench) -> None:
+    bench.asked.there = {A}
+    bench.ask(A)
+    bench.work()
+    bench.clock.advance(SETTINGS.hit_ttl_s)
+    assert bench.ask(A) is None
 
 
 def test_no_answer_in_time_is_a_miss_and_quiet_for_a_while(bench: Bench) -> None:
     """R039: pending has a deadline; a slow store is then not asked at all."""
-    bench.ask("a")
-    bench.table.flush()
+    assert bench.ask(A) is None
     bench.clock.advance(0.6)
-    assert bench.ask("a") == [MISS]
-    assert bench.ask("b") == [MISS], "the store is not asked now"
+    assert bench.ask(A) == NOTHING
+    assert bench.ask(B, request="2") == NOTHING, "the store is not asked now"
     bench.clock.advance(6)
-    assert bench.ask("b") == [LATER]
+    assert bench.ask(C, request="3") is None
+    assert bench.ask(C, request="4") == NOTHING, "one question probes"
 
 
 def test_unreachable_store_is_a_miss(bench: Bench) -> None:
     bench.asked.there = None
-    bench.ask("a")
+    bench.ask(A)
     bench.work()
-    assert bench.ask("a", "b") == [MISS, MISS]
+    assert bench.ask(A) == NOTHING
+    assert bench.ask(B, request="2") == NOTHING
 
 
-def test_a_late_answer_still_counts(bench: Bench) -> None:
-    bench.asked.there = {"a"}
-    bench.ask("a")
+def test_a_late_answer_ends_the_quiet(bench: Bench) -> None:
+    bench.asked.there = {A}
+    bench.ask(A)
     bench.clock.advance(0.6)
-    assert bench.ask("a") == [MISS]
+    assert bench.ask(A) == NOTHING
     bench.work()
-    assert bench.ask("a") == [HIT]
+    assert bench.know(A, request="2") == {A}
 
 
 def test_failed_load_flips_to_miss_until_stored_again(bench: Bench) -> None:
     """R038: else the request would be tried again in every step, for ever."""
-    bench.asked.there = {"a"}
-    bench.ask("a")
-    bench.work()
-    assert bench.ask("a") == [HIT]
-    assert bench.table.is_stored("a")
-    bench.table.note_failed("a")
-    assert bench.ask("a") == [MISS]
-    assert bench.table.has_failed("a")
-    assert not bench.table.is_stored("a")
+    bench.asked.there = {A}
+    name = chunk_name(A)
+    assert bench.know(A) == {A}
+    assert bench.table.is_stored(name)
+    bench.table.note_failed(name)
+    assert bench.know(A) == set()
+    assert bench.table.has_failed(name)
+    assert not bench.table.is_stored(name)
     bench.clock.advance(10)
-    assert bench.ask("a") == [MISS], "longer than any ordinary miss"
-    bench.table.note_stored("a")
-    assert bench.ask("a") == [HIT]
-    assert not bench.table.has_failed("a")
+    assert bench.know(A) == set(), "longer than any ordinary miss"
+    bench.table.note_stored(name)
+    assert bench.know(A) == {A}
+    assert not bench.table.has_failed(name)
 
 
 def test_an_answer_on_its_way_does_not_undo_a_failure(bench: Bench) -> None:
-    bench.asked.there = {"a"}
-    bench.ask("a")
-    bench.table.note_failed("a")
+    bench.asked.there = {A}
+    bench.asked.before = lambda: bench.table.note_failed(chunk_name(A))
+    bench.ask(A)
     bench.work()
-    assert bench.ask("a") == [MISS]
+    assert bench.know(A) == set()
+
+
+def test_an_answer_that_was_given_is_void_after_a_failure(bench: Bench) -> None:
+    bench.asked.there = {A}
+    bench.ask(A)
+    bench.work()
+    bench.table.note_failed(chunk_name(A))
+    assert bench.know(A) == set()
 
 
 def test_hung_thread_bounds_the_queue(bench: Bench) -> None:
-    for number in range(MAX_BATCHES + 5):
-        bench.ask(str(number))
-        bench.table.flush()
-    assert bench.table._queue.qsize() == MAX_BATCHES
-    assert bench.ask(str(MAX_BATCHES + 4)) == [MISS]
+    for number in range(MAX_QUESTIONS + 5):
+        bench.ask(A, request=str(number))
+    assert bench.table._queue.qsize() == MAX_QUESTIONS
+    assert bench.ask(A, request="one more") == NOTHING
 
 
 def test_stored_chunks_are_not_stored_again_for_a_while(bench: Bench) -> None:
@@ -144,34 +185,41 @@ def test_stored_chunks_are_not_stored_again_for_a_while(bench: Bench) -> None:
 
 def test_one_line_says_why_lookups_miss(bench: Bench) -> None:
     """R056."""
-    bench.asked.there = {"a"}
-    bench.ask("a", "b", "c")
-    bench.work()
-    bench.table.note_failed("c")
-    bench.ask("a", "b", "c")
-    bench.clock.advance(REPORT_INTERVAL_S)
-    bench.table.flush()
-    assert bench.log.lines == ["HearthFS: 1 of 3 chunk lookups were hits (33 %); misses: 1 absent, 1 failed to load"]
+    bench.asked.there = {A}
+    bench.table.note_failed(chunk_name(C))
+    bench.clock.advance(REPORT_INTERVAL_S - 31)
+    bench.table.note_failed(chunk_name(C))
+    bench.know(A, B, C)
+    bench.clock.advance(29)
+    bench.know(A)
+    bench.clock.advance(3)
+    bench.know(A)
+    assert bench.log.lines == ["HearthFS: 3 of 5 chunk lookups were hits (60 %); misses: 1 absent, 1 failed to load"]
 
 
 def test_absence_is_forgotten_once_the_chunk_is_being_stored(bench: Bench) -> None:
-    bench.ask("a", "b")
-    bench.work()
-    bench.table.note_failed("b")
-    bench.table.note_storing("a")
-    bench.table.note_storing("b")
-    assert bench.ask("a", "b") == [LATER, MISS]
-    bench.table.note_storing("a")
-    assert bench.ask("a") == [LATER], "what is being asked is not asked twice"
-    bench.work()
-    assert bench.asked.calls == [["a", "b"], ["a"]]
+    bench.know(A, B)
+    bench.table.note_failed(chunk_name(B))
+    bench.table.note_storing(chunk_name(A))
+    bench.table.note_storing(chunk_name(B))
+    bench.asked.there = {A, B}
+    assert bench.know(A, B) == {A}
+    assert bench.asked.calls[1:] == [[chunk_name(A)]]
 
 
 def test_clear_forgets(bench: Bench) -> None:
-    bench.table.note_stored("a")
+    bench.table.note_stored(chunk_name(A))
     bench.table.clear()
-    assert bench.ask("a") == [LATER]
-    assert not bench.table.is_stored("a")
+    assert bench.ask(A) is None
+    assert not bench.table.is_stored(chunk_name(A))
+
+
+def test_how_long_questions_waited(bench: Bench) -> None:
+    bench.ask(A)
+    bench.clock.advance(0.2)
+    bench.work()
+    assert bench.table.take_waits() == [pytest.approx(0.2)]
+    assert bench.table.take_waits() == []
 
 
 def test_a_failing_call_does_not_end_the_thread() -> None:
@@ -185,11 +233,14 @@ def test_a_failing_call_does_not_end_the_thread() -> None:
         return answer
 
     table = LookupTable(ask, SETTINGS, Notices(log))
+    first, second = (table.ask(request, lambda: [A]) for request in ("1", "2"))
+    assert (first, second) == (None, None)
+    one, two = table._queue.get(), table._queue.get()
     table.start()
-    table.lookup("a")
-    table.flush()
-    table.lookup("b")
-    table.flush()
+    table._queue.put(one)
+    while not log.lines:
+        pass
+    table._queue.put(two)
     table.close(5)
-    assert table.lookup("b") is HIT
+    assert table.ask("2", lambda: [A]) == {A}
     assert any("bug" in line for line in log.lines)

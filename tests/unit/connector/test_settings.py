@@ -1,22 +1,16 @@
 import pytest
 from hearthfs.common.errors import SettingsError
-from hearthfs.connector.settings import read_extra_config
+from hearthfs.connector.settings import check_memory, read_extra_config
 
 
 def test_defaults_need_a_root_only() -> None:
-    settings, warnings = read_extra_config({"root": "/mnt/kvcache/kv", "block_size": 256})
-    assert (settings.root, settings.backend, warnings) == ("/mnt/kvcache/kv", "hearthfs", [])
+    settings = read_extra_config({"root": "/mnt/kvcache/kv", "block_size": 256})
+    assert (settings.root, settings.backend) == ("/mnt/kvcache/kv", "hearthfs")
 
 
 def test_sizes_may_have_units() -> None:
-    settings, _ = read_extra_config({"root": "/kv", "staging_bytes": "1GiB"})
+    settings = read_extra_config({"root": "/kv", "staging_bytes": "1GiB"})
     assert settings.staging_bytes == 1 << 30
-
-
-def test_unknown_key_warns_with_the_nearest_name() -> None:
-    _, warnings = read_extra_config({"root": "/kv", "load_timeout": 3, "zzzzzz": 1})
-    assert "'load_timeout_s'" in warnings[0]
-    assert "known: " in warnings[1]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +18,11 @@ def test_unknown_key_warns_with_the_nearest_name() -> None:
     [
         ({}, "extra_config.root: missing"),
         ({"root": ""}, "extra_config.root: missing"),
-        ({"root": "kv"}, "'kv' is not an absolute path"),
+        ({"root": "kv"}, "'kv' is not an absolute path; write it as /kv"),
+        ({"root": "/kv", "load_timeout": 3}, "extra_config.load_timeout: unknown key; did you mean 'load_timeout_s'"),
+        ({"root": "/kv", "zzzzzz": 1}, "extra_config.zzzzzz: unknown key; known: "),
+        ({"root": "/kv", "cpu_bytes_to_use": 1}, "extra_config.cpu_bytes_to_use: .* use HearthTier"),
+        ({"root": "/kv", "load_timeout_s": 0.1}, "load_timeout_min_s: 0.5 is above load_timeout_s .0.1.; lower it"),
         ({"root": "/kv", "backend": "s3"}, "connector.backend"),
         ({"root": "/kv", "load_timeout_s": 0}, "connector.load_timeout_s"),
         ({"root": "/kv", "store_threads": 1000}, "connector.store_threads"),
@@ -39,5 +37,15 @@ def test_bad_values_are_refused_at_the_start(extra: dict[str, object], text: str
 
 def test_environment_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEARTH_CONNECTOR_ROOT", "/elsewhere")
-    settings, _ = read_extra_config({})
+    settings = read_extra_config({})
     assert settings.root == "/elsewhere"
+
+
+def test_staging_memory_that_holds_no_chunk_is_refused() -> None:
+    settings = read_extra_config({"root": "/kv", "staging_bytes": "1MiB"})
+    check_memory(settings, 256 << 10)
+    with pytest.raises(SettingsError, match=r"staging_bytes: 1048576 .* set at least 2097152"):
+        check_memory(settings, 512 << 10)
+    small = read_extra_config({"root": "/kv", "store_backlog_bytes": "1KiB"})
+    with pytest.raises(SettingsError, match=r"store_backlog_bytes: 1024 .* set at least"):
+        check_memory(small, 2048)

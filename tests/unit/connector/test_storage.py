@@ -1,6 +1,7 @@
 import threading
 
-from hearthfs.common.errors import Unavailable
+from hearthfs.common.clock import FakeClock
+from hearthfs.common.errors import NoSpace, Unavailable
 from hearthfs.connector.backend import ChunkStore
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
@@ -9,6 +10,7 @@ from hearthfs.tests.unit.connector.fakes import Log, MemoryStore, storage_of
 from hearthfs.tests.unit.connector.test_loads import wait_until
 
 SETTINGS = ConnectorSettings(root="/kv", probe_interval_s=5)
+BUFFER = memoryview(bytearray(1))
 
 
 class Opener:
@@ -29,7 +31,7 @@ def test_not_mounted_is_no_cache_and_one_warning() -> None:
     for _ in range(10):
         assert not storage.probe()
         assert storage.lookup(["d"], ["a"]) is None
-        (error,) = storage.load("d", ["a"], [memoryview(bytearray(1))])
+        (error,) = storage.load("d", ["a"], [memoryview(bytearray(1))], 1)
         assert isinstance(error, Unavailable)
     assert opener.calls == 10, "nothing but the probe tries to open it"
     assert len(log.lines) == 1
@@ -40,13 +42,14 @@ def test_not_mounted_is_no_cache_and_one_warning() -> None:
     assert storage.lookup(["d"], ["a"]) == [True]
 
 
-def test_the_probing_thread_ends_when_it_is_open_and_when_it_is_closed() -> None:
+def test_the_probing_thread_opens_it_and_ends_with_it() -> None:
     opener = Opener()
     storage = Storage(SETTINGS.model_copy(update={"probe_interval_s": 0.001}), Notices(Log()), opener)
     storage.start()
     wait_until(lambda: opener.calls > 3)
     opener.store = MemoryStore()
     wait_until(lambda: storage.is_open)
+    storage.close()
     other = Storage(SETTINGS, Notices(Log()), Opener())
     other.start()
     other.close()
@@ -58,7 +61,7 @@ def test_a_store_that_opens_after_close_is_closed() -> None:
     opener.store = MemoryStore()
     storage = Storage(SETTINGS, Notices(Log()), opener)
     storage.close()
-    assert storage.probe()
+    assert not storage.probe()
     assert (opener.store.closed, storage.is_open) == (True, False)
 
 
@@ -76,7 +79,7 @@ def test_no_error_escapes() -> None:
     store.error = RuntimeError("bug")
     storage = storage_of(store, SETTINGS, log)
     assert storage.lookup(["d"], ["a"]) is None
-    assert isinstance(storage.load("d", ["a"], [memoryview(bytearray(1))])[0], Unavailable)
+    assert isinstance(storage.load("d", ["a"], [memoryview(bytearray(1))], 1)[0], Unavailable)
     assert isinstance(storage.store("d", ["a"], [memoryview(b"x")], False)[0], Unavailable)
     assert any("RuntimeError: bug" in line for line in log.lines)
 
@@ -90,3 +93,76 @@ def test_manifest_is_written_once_and_after_close_nothing_is() -> None:
     storage.close()
     assert storage.lookup(["d"], ["a"]) is None
     assert not storage.is_open
+
+
+def test_another_cluster_at_the_root_replaces_the_client() -> None:
+    opener, log, changes = Opener(), Log(), []
+    first = opener.store = MemoryStore()
+    storage = Storage(SETTINGS, Notices(log, interval_s=0), opener)
+    storage.on_change = lambda: changes.append(storage.lookup(["d"], ["a"]))
+    assert storage.probe()
+    assert storage.probe()
+    assert (opener.calls, changes) == (1, [[False]])
+    first.elsewhere = True
+    second = opener.store = MemoryStore()
+    second.files["d", "a"] = b"x"
+    assert storage.probe()
+    assert (first.closed, second.closed, storage.lookup(["d"], ["a"])) == (True, False, [True])
+    assert changes == [[False], [True]]
+    assert "another cluster" in log.lines[-1]
+
+
+def test_a_mount_that_is_gone_does_not_end_the_client() -> None:
+    opener = Opener()
+    store = opener.store = MemoryStore()
+    storage = Storage(SETTINGS, Notices(Log()), opener)
+    storage.probe()
+    store.elsewhere = Unavailable("not mounted")
+    assert storage.probe()
+    assert (store.closed, opener.calls) == (False, 1)
+
+
+def test_loads_stop_after_failures_in_a_row_and_one_is_tried_later() -> None:
+    store, log, clock = MemoryStore(), Log(), FakeClock()
+    store.files["d", "a"] = b"x"
+    storage = storage_of(store, SETTINGS, log, clock)
+    store.error = Unavailable("gone")
+    for _ in range(SETTINGS.breaker_failures):
+        assert storage.trouble == ""
+        storage.load("d", ["a"], [BUFFER], 1)
+    assert storage.trouble == "Unavailable: gone"
+    store.error = None
+    (error,) = storage.load("d", ["a"], [BUFFER], 1)
+    assert "not asked, because: Unavailable: gone" in str(error)
+    clock.advance(SETTINGS.probe_interval_s)
+    assert storage.load("d", ["a"], [BUFFER], 1) == [None]
+    assert storage.trouble == ""
+    assert sum("loads are suspended" in line for line in log.lines) == 1
+
+
+def test_a_missing_chunk_is_an_answer_and_no_failure_of_the_store() -> None:
+    storage = storage_of(MemoryStore(), SETTINGS, Log())
+    for _ in range(10):
+        storage.load("d", ["a"], [BUFFER], 1)
+    assert (storage.trouble, storage.sheds_stores) == ("", "")
+
+
+def test_a_slow_store_loses_its_stores_first() -> None:
+    """R045: one load that runs out of time suspends stores; loads go on."""
+    clock = FakeClock()
+    storage = storage_of(MemoryStore(), SETTINGS, Log(), clock)
+    storage.note_late_load("late")
+    assert (storage.trouble, storage.sheds_stores) == ("", "suspended: late")
+    clock.advance(SETTINGS.probe_interval_s)
+    assert storage.sheds_stores == ""
+
+
+def test_a_full_cluster_is_asked_to_store_once_in_a_while() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    storage = storage_of(store, SETTINGS, Log(), clock)
+    store.error = NoSpace("full")
+    storage.store("d", ["a"], [BUFFER], False)
+    assert storage.sheds_stores == "suspended: NoSpace: full"
+    assert storage.lookup(["d"], ["a"]) is None, "the others are asked"
+    clock.advance(SETTINGS.probe_interval_s)
+    assert storage.sheds_stores == ""

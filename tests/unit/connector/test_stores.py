@@ -29,7 +29,7 @@ class Bench:
         self.store, self.log, self.clock = MemoryStore(), Log(), FakeClock()
         self.engine = np.repeat(np.arange(64, dtype=np.int8)[:, None], PAGE, axis=1)
         self.arena = Arena(slots, chunk_format.file_bytes(PAGE))
-        self.storage = storage_of(self.store, settings, self.log)
+        self.storage = storage_of(self.store, settings, self.log, self.clock)
         mover, notices = PageMover([[self.engine]], 1), Notices(self.log, interval_s=0)
         loader = Loader(self.storage, DIRECTORY, mover, self.arena, settings, notices, self.clock)
         self.storer = Storer(self.storage, DIRECTORY, mover, self.arena, loader, settings, notices, self.clock)
@@ -105,7 +105,7 @@ def test_slow_store_drops_and_says_so(bench: Bench) -> None:
     assert bench.finished(1) == [2]
     outcomes = bench.outcomes(2)
     assert set(outcomes) == {"c5", "c6"}
-    assert "store is slow" in outcomes["c5"]
+    assert "slow store: waited" in outcomes["c5"]
     assert any("did not store 2 chunks" in line for line in bench.log.lines)
     bench.go.set()
     assert bench.outcomes(4) == {"c1": "", "c2": "", "c3": "", "c4": ""}
@@ -115,7 +115,7 @@ def test_full_backlog_drops_at_once() -> None:
     bench = Bench()  # its threads do not run
     bench.submit(1, *range(8))
     bench.submit(2, 9)
-    assert bench.storer.outcomes() == [("c9", "backlog is full")]
+    assert bench.storer.outcomes() == [("c9", "backlog full")]
     assert [result.job_id for result in bench.storer.finished()] == [2]
     bench.storer.start()
     assert bench.finished(1) == [1]
@@ -134,6 +134,9 @@ def test_errors_of_the_store_are_outcomes(bench: Bench, error: Exception) -> Non
     assert bench.outcomes(1)["c3"]
     bench.store.error = None
     bench.submit(2, 3)
+    assert bench.outcomes(1)["c3"].startswith("suspended: ")
+    bench.clock.advance(SETTINGS.probe_interval_s)
+    bench.submit(3, 3)
     assert bench.outcomes(1) == {"c3": ""}
     assert bench.arena.free_slots == bench.arena.slots
 
@@ -144,7 +147,7 @@ def test_unreachable_store_copies_nothing() -> None:
     bench.storer.start()
     bench.submit(1, 3)
     assert bench.finished(1) == [1]
-    assert bench.outcomes(1) == {"c3": "store is not reachable"}
+    assert bench.outcomes(1) == {"c3": "unreachable"}
     stop(bench)
 
 
@@ -166,7 +169,7 @@ def test_wait_gives_up_what_has_not_been_copied(bench: Bench) -> None:
     bench.engine[:] = 99
     bench.go.set()
     outcomes = bench.outcomes(5)
-    assert outcomes.pop("c5") == "the engine needs its blocks"
+    assert outcomes.pop("c5") == "preempted: the engine needs its blocks"
     assert set(outcomes.values()) == {""}
     assert (DIRECTORY, "c5") not in bench.store.files
     assert all(99 not in file[:PAGE] for (_, name), file in bench.store.files.items() if name.startswith("c"))
@@ -182,3 +185,13 @@ def test_stop_drains_within_its_time_and_tells_what_it_dropped() -> None:
     bench.storer.stop(0.05)
     assert any("dropped 2 chunks" in line for line in bench.log.lines)
     stop(bench)
+
+
+def test_a_store_that_is_slow_for_loads_gets_no_stores(bench: Bench) -> None:
+    bench.storage.note_late_load("late: not loaded within 1 s")
+    bench.submit(1, 3)
+    assert bench.finished(1) == [1]
+    assert bench.outcomes(1) == {"c3": "suspended: late: not loaded within 1 s"}
+    bench.clock.advance(SETTINGS.probe_interval_s)
+    bench.submit(2, 3)
+    assert bench.outcomes(1) == {"c3": ""}
