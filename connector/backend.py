@@ -39,6 +39,13 @@ class ChunkStore(Protocol):
             HearthError: it could not be written.
         """
 
+    def manifests(self, model: str, limit: int) -> list[bytes]:
+        """Of layouts whose model's directory begins with ``model`` and a dash; at most ``limit``.
+
+        Raises:
+            HearthError: nobody answered.
+        """
+
     def moved(self) -> bool:
         """Whether the root leads elsewhere now: to another cluster, or to the same one at another place.
 

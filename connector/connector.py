@@ -67,7 +67,7 @@ class HearthConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
     # Scheduler side
 
     def on_new_request(self, request: Any) -> None:
-        self._manager.note_prompt(request.request_id, request.num_prompt_tokens)
+        self._manager.note_request(request.request_id, request.num_prompt_tokens, request.cache_salt)
         super().on_new_request(request)
         self._find(request, 0)  # the answer may be here before the request's first turn
 

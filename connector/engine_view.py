@@ -44,6 +44,8 @@ def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSet
     return KvIdentity(
         model=offloading_config.model.name,
         weights=settings.weights_revision or _weights(vllm_config.model_config, notices),
+        quantization=str(vllm_config.model_config.quantization),
+        model_settings=_model_settings(vllm_config.model_config),
         engine=f"vllm-{'.'.join(vllm.__version__.split('.')[:2])}",
         platform=_platform(vllm_config),
         dtype=f"{offloading_config.model.dtype}/{vllm_config.model_config.dtype}",
@@ -60,6 +62,7 @@ def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSet
         prefill_context_parallel=parallel.pcp_size,
         decode_context_parallel=parallel.dcp_size,
         world_size=parallel.world_size,
+        replicated=offloading_config.replicated_layout,
         hash_algorithm=algorithm,
         hash_seed=seed,
     )
@@ -80,13 +83,15 @@ def _hashing(algorithm: str, notices: Notices) -> tuple[str, str]:
     return algorithm, "" if seed is None else seed
 
 
-def _weights(model_config: Any, notices: Notices) -> str:
+def _model_settings(model_config: Any) -> str:
     settings = model_config.hf_config.to_dict()
     for volatile in ("_name_or_path", "transformers_version"):
         settings.pop(volatile, None)
-    loading = json.dumps(
-        [settings, str(model_config.quantization), str(model_config.hf_overrides or "")], sort_keys=True, default=str
-    )
+    text = json.dumps([settings, str(model_config.hf_overrides or "")], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _weights(model_config: Any, notices: Notices) -> str:
     directory = _model_directory(model_config)
     if directory is None:
         notices.warn(
@@ -96,9 +101,9 @@ def _weights(model_config: Any, notices: Notices) -> str:
             model_config.model,
             model_config.revision,
         )
-        named = f"{model_config.model}\0{model_config.revision}\0{loading}"
+        named = f"{model_config.model}\0{model_config.revision}"
         return hashlib.sha256(named.encode()).hexdigest()[:16]
-    return weights.fingerprint(directory, loading)
+    return weights.fingerprint(directory)
 
 
 def _model_directory(model_config: Any) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
 from ..client import mount_root
 from ..client.client import Client
 from ..client.mount_root import MountRoot
-from ..common.errors import HearthError
+from ..common.errors import HearthError, NotADirectory, NotFound
+from .identity import MANIFEST
 
 
 class HearthStore:
@@ -45,6 +47,18 @@ class HearthStore:
             client.close()
             raise
         return cls(client, found, root)
+
+    def manifests(self, model: str, limit: int) -> list[bytes]:
+        found: list[bytes] = []
+        for entry in self._client.scandir(self._root or "/"):
+            if not entry.name.startswith(f"{model}-"):
+                continue
+            for layout in self._client.scandir(f"{self._root}/{entry.name}"):
+                if len(found) == limit:
+                    return found
+                with contextlib.suppress(NotFound, NotADirectory):
+                    found.append(self._client.read_bytes(f"{self._root}/{entry.name}/{layout.name}/{MANIFEST}"))
+        return found
 
     def moved(self) -> bool:
         now = mount_root.find(self._mounted_root)

@@ -27,6 +27,9 @@ MAX_QUESTIONS = 4096
 """That wait for an answer; more are answered "nothing"."""
 MAX_ANSWERS = 4096
 REPORT_INTERVAL_S = 60.0
+MAX_TENANTS = 64
+OTHER_TENANTS = "other"
+"""Whom further tenants are counted with."""
 STORED_TTL_S = 60.0
 """How long a chunk seen in the store is not stored again. (An evicted one is stored again after this.)"""
 
@@ -47,6 +50,7 @@ class _Question:
     keys: Callable[[], Sequence[bytes]]
     asked_s: float
     until_s: float
+    tenant: str = ""
     hits: frozenset[bytes] | None = None
 
 
@@ -76,6 +80,8 @@ class LookupTable:
         self._queue: queue.Queue[_Question | None] = queue.Queue(MAX_QUESTIONS)
         self._counts: dict[str, int] = {}
         self.totals: dict[str, int] = {}
+        self.tenants: dict[str, tuple[int, int]] = {}
+        """Chunks that were hits, and chunks asked for, of each."""
         self._waits: collections.deque[float] = collections.deque(maxlen=1000)
         self._next_report_s = self._clock.monotonic_s() + REPORT_INTERVAL_S
         self._thread: threading.Thread | None = None
@@ -84,7 +90,7 @@ class LookupTable:
         self._thread = threading.Thread(target=self._run, name="hearth-lookup", daemon=True)
         self._thread.start()
 
-    def ask(self, request_id: str, keys: Callable[[], Sequence[bytes]]) -> frozenset[bytes] | None:
+    def ask(self, request_id: str, keys: Callable[[], Sequence[bytes]], tenant: str = "") -> frozenset[bytes] | None:
         """Those of the keys that can be loaded; None: ask again. Never waits.
 
         Args:
@@ -103,7 +109,7 @@ class LookupTable:
                 self._settings.probe_interval_s,
             )
             return self._give_up(question, now)
-        question = _Question(keys, now, now + self._settings.lookup_timeout_s)
+        question = _Question(keys, now, now + self._settings.lookup_timeout_s, tenant)
         self._questions[request_id] = question
         while len(self._questions) > MAX_ANSWERS:
             del self._questions[next(iter(self._questions))]
@@ -168,7 +174,9 @@ class LookupTable:
     def answer(self, questions: Sequence[_Question]) -> None:
         """Answers some questions by one call of the store, if any name in them is not known."""
         keys = [list(question.keys()) for question in questions]
-        names = [[chunk_name(key) for key in each] for each in keys]
+        names = [
+            [chunk_name(key, question.tenant) for key in each] for question, each in zip(questions, keys, strict=True)
+        ]
         now = self._clock.monotonic_s()
         states: dict[str, _State] = {}
         with self._lock:
@@ -187,6 +195,8 @@ class LookupTable:
             with self._lock:
                 for state in its_states:
                     self._count(state.value)
+                if question.tenant:
+                    self._count_tenant(question.tenant, len(hits), len(its_keys))
             if question.hits is None:
                 self._waits.append(now - question.asked_s)
                 question.until_s = now + self._settings.hit_ttl_s
@@ -257,6 +267,12 @@ class LookupTable:
     def _count(self, what: str) -> None:
         self._counts[what] = self._counts.get(what, 0) + 1
         self.totals[what] = self.totals.get(what, 0) + 1
+
+    def _count_tenant(self, tenant: str, hits: int, asked: int) -> None:
+        if tenant not in self.tenants and len(self.tenants) >= MAX_TENANTS:
+            tenant = OTHER_TENANTS
+        known = self.tenants.get(tenant, (0, 0))
+        self.tenants[tenant] = (known[0] + hits, known[1] + asked)
 
     def _report(self, now: float) -> None:
         """One line a minute, while there are lookups, that says why they miss."""

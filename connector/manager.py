@@ -24,7 +24,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ..common.clock import Clock, SystemClock
 from . import metrics
 from .breakeven import BreakEven, Verdict
-from .identity import chunk_key, chunk_name
+from .identity import chunk_key, chunk_name, tenant_directory
 from .lookups import NOTHING, LookupTable
 from .notices import Notices
 from .report import HearthWorkerReport
@@ -83,15 +83,19 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         self._step_ended_s = 0.0
         self._storing: dict[str, _Storing] = {}
         self._prompt_tokens: dict[str, int] = {}
+        self._tenants: dict[str, str] = {}
+        """Directories of the requests whose salt has one."""
         self._events: list[OffloadingEvent] = []
         self._figures = metrics.Figures()
         self._counted: dict[str, int] = {}
 
     # Which hits there are, and whether they are loaded
 
-    def note_prompt(self, request_id: str, prompt_tokens: int) -> None:
-        """Tells where the request's prompt ends, so that chunks of generated tokens can be counted."""
+    def note_request(self, request_id: str, prompt_tokens: int, cache_salt: str | None = None) -> None:
+        """Tells where the request's prompt ends, so that chunks of generated tokens can be counted, and whose it is."""
         self._prompt_tokens[request_id] = prompt_tokens
+        if self._settings.tenants and cache_salt:
+            self._tenants[request_id] = tenant_directory(cache_salt)
 
     def find(self, request_id: str, tokens: int, keys: Callable[[], Sequence[bytes]]) -> bool:
         """Prepares ``lookup`` for a request; False: the store has not answered yet, ask again.
@@ -107,7 +111,7 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
             self._compute(request_id, verdict)
             return True
         try:
-            hits = self._table.ask(request_id, keys)
+            hits = self._table.ask(request_id, keys, self._tenants.get(request_id, ""))
         except Exception as error:
             self._notices.warn("lookup bug", "a lookup failed, which counts as a miss: %r", error)
             return True
@@ -177,8 +181,9 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         prompt_tokens = self._prompt_tokens.get(req_context.req_id)
         wanted: list[OffloadKey] = []
         replace: set[str] = set()
+        tenant = self._tenants.get(req_context.req_id, "")
         for key in keys:
-            name = chunk_name(key)
+            name = chunk_name(key, tenant)
             if name in self._storing or self._table.is_stored(name):
                 continue
             if self._table.has_failed(name):
@@ -217,6 +222,7 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._prompt_tokens.pop(req_context.req_id, None)
+        self._tenants.pop(req_context.req_id, None)
         self._computed.discard(req_context.req_id)
         self._table.forget(req_context.req_id)
         self.end_load(req_context.req_id, failed=True, late=False)
@@ -234,6 +240,11 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         for result, count in list(self._table.totals.items()):
             self._figures.add(metrics.LOOKUPS, count - self._counted.get(result, 0), (result,))
             self._counted[result] = count
+        for tenant, (hits, asked) in list(self._table.tenants.items()):
+            for result, count in (("hit", hits), ("miss", asked - hits)):
+                label = f"{tenant} {result}"
+                self._figures.add(metrics.TENANT_LOOKUPS, count - self._counted.get(label, 0), (tenant, result))
+                self._counted[label] = count
         for waited_s in self._table.take_waits():
             self._figures.observe(metrics.LOOKUP_SECONDS, waited_s)
             self._break_even.looked_up(waited_s)
@@ -253,7 +264,8 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         self, keys: Collection[OffloadKey], req_context: ReqContext, replace: frozenset[str] = frozenset()
     ) -> ChunkFiles:
         groups = [self._group_of[get_offload_group_idx(key)] for key in keys]
-        return ChunkFiles(req_context.req_id, [chunk_name(key) for key in keys], groups, replace)
+        tenant = self._tenants.get(req_context.req_id, "")
+        return ChunkFiles(req_context.req_id, [chunk_name(key, tenant) for key in keys], groups, replace)
 
     def _stored(self, name: str, storing: _Storing) -> None:
         self._table.note_stored(name)

@@ -12,6 +12,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 LOOKUPS = "vllm:hearth_kv_lookups"
+TENANT_LOOKUPS = "vllm:hearth_kv_tenant_lookups"
 LOOKUP_SECONDS = "vllm:hearth_kv_lookup_seconds"
 DECISIONS = "vllm:hearth_kv_load_decisions"
 LOADED_TOKENS = "vllm:hearth_kv_loaded_tokens"
@@ -38,6 +39,7 @@ def definitions() -> dict[str, Any]:
     counter, gauge, histogram = OffloadingCounterMetadata, OffloadingGaugeMetadata, OffloadingHistogramMetadata
     return {
         LOOKUPS: counter("Chunk lookups by result; the hit ratio is present / all.", ("result",)),
+        TENANT_LOOKUPS: counter("Chunk lookups of tenants with a directory of their own.", ("tenant", "result")),
         LOOKUP_SECONDS: histogram("From a request's question to its answer.", buckets=SECONDS),
         DECISIONS: counter("Requests by what was decided: load, or compute, and why.", ("decision",)),
         LOADED_TOKENS: counter("Prompt tokens whose KV was loaded instead of computed."),

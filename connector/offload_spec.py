@@ -16,9 +16,10 @@ from ..common.errors import NotSupported
 from . import metrics
 from .breakeven import BreakEven
 from .engine_view import identity_of
-from .identity import KvIdentity
+from .identity import MANIFEST, KvIdentity, readable_name
 from .lookups import LookupTable
 from .manager import HearthManager
+from .neighbours import MAX_MANIFESTS, explain
 from .notices import Notices
 from .pages import PageMover
 from .settings import ConnectorSettings
@@ -65,8 +66,9 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
         self._settings = context.settings
         self._notices = context.notices
         self._identity: KvIdentity = identity_of(context.vllm_config, config, context.settings, context.notices)
+        # Of replicated bytes only rank 0 stores; vLLM takes the others' stores for done.
+        self.replicated_layout = config.replicated_layout
         self._storage = Storage(context.settings, context.notices)
-        self._storage.start()
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003 - vLLM's signature
@@ -76,7 +78,13 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
         directories = [self._identity.directory(rank) for rank in self._identity.ranks()]
         storage = self._storage
         table = LookupTable(lambda names: storage.lookup(directories, names), self._settings, self._notices)
-        storage.on_change = table.clear
+
+        def opened() -> None:
+            table.clear()
+            self._tell_neighbours()
+
+        storage.on_change = opened
+        storage.start()
         table.start()
         bytes_per_token = (
             self.config.worker_kv_bytes_per_block * len(directories) / self.config.groups[0].tokens_per_block
@@ -92,6 +100,14 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
             close_storage=storage.close,
         )
 
+    def _tell_neighbours(self) -> None:
+        model = readable_name(self._identity.model)
+        lines = explain(self._identity.manifest(), self._storage.manifests(model, MAX_MANIFESTS))
+        for number, line in enumerate(lines):
+            self._notices.warn(
+                f"neighbour {number}", "chunks of %s that this engine cannot use are in the root: %s", model, line
+            )
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """
         Raises:
@@ -102,6 +118,11 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
                 raise NotSupported(
                     f"HearthConnector moves KV pages in host memory only; these are on {cache.tensor.device}"
                 )
+        storage, rank = self._storage, self.config.parallel.rank
+        manifest = (self._identity.directory(rank).rpartition("/")[0], MANIFEST, self._identity.manifest())
+        if rank == 0:
+            storage.on_change = lambda: storage.put_manifest_once(*manifest)
+        storage.start()
         groups = [
             [kv_caches.tensors[ref.tensor_idx].tensor.numpy()[:, : ref.page_size_bytes] for ref in refs]
             for refs in kv_caches.group_data_refs

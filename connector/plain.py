@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NotFound, Unavailable, from_errno
+from .identity import MANIFEST
 
 TEMPORARY = ".tmp"
 """Directory, beside the chunks, of files that are being written: readers never look there."""
@@ -67,6 +69,15 @@ class PlainStore:
         (error,) = self.store(directory, [name], [memoryview(data)], timeout_s, replace=False)
         if error is not None:
             raise error
+
+    def manifests(self, model: str, limit: int) -> list[bytes]:
+        found: list[bytes] = []
+        for path in glob.iglob(f"{glob.escape(os.path.join(self._root, model))}-*/*/{MANIFEST}"):
+            if len(found) == limit:
+                break
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                found.append(file.read())
+        return found
 
     def moved(self) -> bool:
         return False

@@ -50,6 +50,8 @@ class ConnectorSettings(Settings):
     root: str
     """Directory of all KV chunks: below a HearthFS mount, or anywhere with ``backend: plain``."""
     backend: Literal["hearthfs", "plain"] = "hearthfs"
+    tenants: bool = False
+    """Each cache salt has a directory of its own below the root."""
     weights_revision: str = ""
     """Stands in for the fingerprint that is read from the weight files."""
 

@@ -11,12 +11,13 @@ suspends them for ``probe_interval_s``. Loads go on until ``breaker_failures`` i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..common.clock import Clock, SystemClock
 from ..common.errors import DeadlineExceeded, HearthError, NoSpace, Unavailable
 from .backend import ChunkStore, open_store
 from .breaker import Breaker
+from .identity import place
 from .notices import Notices
 from .settings import ConnectorSettings
 
@@ -136,18 +137,27 @@ class Storage:
             if not wanted:
                 break
             try:
-                found = store.lookup(directory, [names[i] for i in wanted], self._settings.lookup_timeout_s)
+                for at, some in _by_place(directory, names, wanted).items():
+                    files = [names[i].rpartition("/")[2] for i in some]
+                    found = store.lookup(at, files, self._settings.lookup_timeout_s)
+                    for i, there in zip(some, found, strict=True):
+                        present[i] = there
             except Exception as error:
                 self._trouble("lookup", error)
                 return None
-            for i, there in zip(wanted, found, strict=True):
-                present[i] = there
         return present
 
     def load(
         self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
     ) -> list[HearthError | None]:
-        return self._each("load", self.loads, names, lambda store: store.load(directory, names, buffers, timeout_s))
+        return self._each(
+            "load",
+            self.loads,
+            directory,
+            names,
+            buffers,
+            lambda store, at, files, some: store.load(at, files, some, timeout_s),
+        )
 
     def store(
         self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], replace: bool
@@ -155,8 +165,10 @@ class Storage:
         return self._each(
             "store",
             self.stores,
+            directory,
             names,
-            lambda store: store.store(directory, names, buffers, self._settings.store_timeout_s, replace),
+            buffers,
+            lambda store, at, files, some: store.store(at, files, some, self._settings.store_timeout_s, replace),
         )
 
     def note_late_load(self, reason: str) -> None:
@@ -174,6 +186,14 @@ class Storage:
         except Exception as error:
             self._trouble("manifest", error)
 
+    def manifests(self, model: str, limit: int) -> list[bytes]:
+        store = self._store
+        try:
+            return [] if store is None else store.manifests(model, limit)
+        except Exception as error:
+            self._trouble("manifests", error)
+            return []
+
     def close(self) -> None:
         with self._lock:
             self._closed.set()
@@ -188,16 +208,23 @@ class Storage:
         self,
         what: str,
         breaker: Breaker,
+        directory: str,
         names: Sequence[str],
-        act: Callable[[ChunkStore], list[HearthError | None]],
+        buffers: Sequence[memoryview],
+        act: Callable[[ChunkStore, str, list[str], list[memoryview]], list[HearthError | None]],
     ) -> list[HearthError | None]:
+        """``act`` for each directory that the names are in: one, unless tenants are mixed."""
         store = self._store
         if store is None:
             return [Unavailable("the chunk store is not reachable")] * len(names)
         if not breaker.allows():
             return [Unavailable(f"not asked, because: {breaker.reason}")] * len(names)
         try:
-            outcomes = act(store)
+            outcomes: list[HearthError | None] = [None] * len(names)
+            for at, some in _by_place(directory, names, range(len(names))).items():
+                files = [names[i].rpartition("/")[2] for i in some]
+                for i, outcome in zip(some, act(store, at, files, [buffers[i] for i in some]), strict=True):
+                    outcomes[i] = outcome
         except Exception as error:
             self._trouble(what, error)
             failure = error if isinstance(error, HearthError) else Unavailable(f"{what}: {error!r}")
@@ -221,3 +248,11 @@ class Storage:
 
     def _trouble(self, what: str, error: Exception) -> None:
         self._notices.warn(what, "%s failed, which counts as a miss: %s: %s", what, type(error).__name__, error)
+
+
+def _by_place(directory: str, names: Sequence[str], chosen: Iterable[int]) -> dict[str, list[int]]:
+    """Indexes of ``names`` by the directory that each is in."""
+    found: dict[str, list[int]] = {}
+    for i in chosen:
+        found.setdefault(place(directory, names[i])[0] if "/" in names[i] else directory, []).append(i)
+    return found

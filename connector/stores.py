@@ -86,16 +86,13 @@ class Storer:
         self._backlog_bytes = 0
         self._unwritten = 0
         self._stopping = False
-        self._manifest: tuple[str, str, bytes] | None = None
         self._gatherer = threading.Thread(target=self._gather_all, name="hearth-gather", daemon=True)
         self._writers = [
             threading.Thread(target=self._write_all, name=f"hearth-store-{n}", daemon=True)
             for n in range(settings.store_threads)
         ]
 
-    def start(self, manifest: tuple[str, str, bytes] | None = None) -> None:
-        """Starts the threads; ``manifest`` (directory, name, content) is written before the first chunk."""
-        self._manifest = manifest
+    def start(self) -> None:
         for thread in (self._gatherer, *self._writers):
             thread.start()
 
@@ -226,8 +223,6 @@ class Storer:
                     self._unwritten -= len(batch)
 
     def _write(self, batch: list[Piece], slots: list[int], replace: frozenset[str]) -> None:
-        if self._manifest is not None:
-            self._storage.put_manifest_once(*self._manifest)
         files = []
         for piece, slot in zip(batch, slots, strict=True):
             size = self._mover.payload_bytes[piece.group]

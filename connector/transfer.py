@@ -7,7 +7,7 @@ import dataclasses
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 
 from . import chunk_format
-from .identity import MANIFEST, KvIdentity
+from .identity import KvIdentity
 from .loads import Loader
 from .notices import Notices
 from .pages import PageMover
@@ -59,9 +59,8 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
         slots = slots_for(settings.staging_bytes // 2, slot_bytes)
         self.loader = Loader(storage, directory, mover, Arena(slots, slot_bytes), settings, notices)
         self.storer = Storer(storage, directory, mover, Arena(slots, slot_bytes), self.loader, settings, notices)
-        self._manifest = (directory.rpartition("/")[0], MANIFEST, identity.manifest()) if rank == 0 else None
         self.loader.start()
-        self.storer.start(self._manifest)
+        self.storer.start()
         notices.info(
             "rank %d keeps chunks of %d blocks (%s bytes) in %s, %d staging slots of %d KiB each way",
             rank, blocks_per_chunk, "/".join(map(str, mover.payload_bytes)), directory, slots, slot_bytes >> 10,

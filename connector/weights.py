@@ -19,16 +19,13 @@ MAX_HEADER_BYTES = 100 << 20
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
-def fingerprint(model_directory: str, extra: str = "") -> str:
+def fingerprint(model_directory: str) -> str:
     """16 hex digits for the weights in ``model_directory``.
-
-    Args:
-        extra: what else decides about the weights in memory (quantization, load format).
 
     Raises:
         OSError: the directory or a file in it cannot be read.
     """
-    digest = hashlib.sha256(b"hearthfs weights 1\0" + extra.encode())
+    digest = hashlib.sha256(b"hearthfs weights 1\0")
     for name in sorted(os.listdir(model_directory)):
         path = os.path.join(model_directory, name)
         if name == "config.json":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from hearthfs.common.clock import FakeClock
 from hearthfs.connector.breakeven import BreakEven
-from hearthfs.connector.identity import chunk_name
+from hearthfs.connector.identity import chunk_name, tenant_directory
 from hearthfs.connector.lookups import LookupTable
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
@@ -33,15 +33,15 @@ def key(number: int, group: int = 0) -> bytes:
 
 
 class Bench:
-    def __init__(self, ranks: int = 1) -> None:
+    def __init__(self, ranks: int = 1, settings: ConnectorSettings = SETTINGS) -> None:
         self.there: set[str] = set()
         self.clock = FakeClock()
         self.log = Log()
         notices = Notices(self.log)
-        self.table = LookupTable(self.ask, SETTINGS, notices, self.clock)
+        self.table = LookupTable(self.ask, settings, notices, self.clock)
         self.guard = BreakEven(1024, clock=self.clock)
         self.manager = HearthManager(
-            self.table, (0, 2), ranks, SETTINGS, notices, self.guard, emit_events=True, clock=self.clock
+            self.table, (0, 2), ranks, settings, notices, self.guard, emit_events=True, clock=self.clock
         )
         self.request = base.ReqContext(req_id="r")
 
@@ -224,6 +224,15 @@ def test_keys_of_a_prefix_are_those_that_vllm_makes() -> None:
     assert set(prefix.keys()) < set(partial.keys())
 
 
+def test_a_salted_request_stores_and_loads_in_its_tenant_directory() -> None:
+    bench = Bench(settings=SETTINGS.model_copy(update={"tenants": True}))
+    bench.manager.note_request("r", 100, "salt")
+    output = bench.manager.prepare_store([key(1)], bench.request)
+    assert output.store_spec.names == [f"{tenant_directory('salt')}/{chunk_name(key(1))}"]
+    assert bench.manager.prepare_load([key(1)], bench.request).names == output.store_spec.names
+    assert Bench().manager.prepare_load([key(1)], bench.request).names == [chunk_name(key(1))]
+
+
 def test_groups_are_numbered_as_the_workers_have_them() -> None:
     bench = Bench()
     files = bench.manager.prepare_load([key(1, 0), key(1, 2)], bench.request)
@@ -232,7 +241,7 @@ def test_groups_are_numbered_as_the_workers_have_them() -> None:
 
 def test_chunks_of_generated_tokens_are_counted() -> None:
     bench = Bench()
-    bench.manager.note_prompt("r", 200)
+    bench.manager.note_request("r", 200)
     bench.request.set_offload_key_position(key(1), 128)
     bench.request.set_offload_key_position(key(2), 256)
     bench.store(key(1), key(2))

@@ -78,6 +78,12 @@ class MemoryStore:
     def put_manifest(self, directory: str, name: str, data: bytes, timeout_s: float) -> None:
         self.files[directory, name] = data
 
+    def manifests(self, model: str, limit: int) -> list[bytes]:
+        if self.error:
+            raise self.error
+        found = (data for (directory, name), data in self.files.items() if name == "manifest.json")
+        return list(found)[:limit]
+
     def moved(self) -> bool:
         if isinstance(self.elsewhere, Exception):
             raise self.elsewhere

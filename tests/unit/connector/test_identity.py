@@ -3,13 +3,15 @@ import json
 from typing import Any
 
 import pytest
-from hearthfs.connector.identity import GroupIdentity, KvIdentity, chunk_key, chunk_name
+from hearthfs.connector.identity import GroupIdentity, KvIdentity, chunk_key, chunk_name, place, tenant_directory
 from hypothesis import given
 from hypothesis import strategies as st
 
 IDENTITY = KvIdentity(
     model="org/Model-8B",
     weights="0123456789abcdef",
+    quantization="None",
+    model_settings="0123",
     engine="vllm-0.32",
     platform="cpu/CPU_ATTN/x86_64/vec",
     dtype="float32/float32",
@@ -23,12 +25,15 @@ IDENTITY = KvIdentity(
     prefill_context_parallel=1,
     decode_context_parallel=1,
     world_size=1,
+    replicated=False,
     hash_algorithm="sha256",
     hash_seed="",
 )
 OTHER: dict[str, Any] = {
     "model": "org/Other",
     "weights": "fedcba9876543210",
+    "quantization": "fp8",
+    "model_settings": "4567",
     "engine": "vllm-0.33",
     "platform": "cpu/CPU_ATTN/x86_64/amx",
     "dtype": "fp8/float32",
@@ -42,6 +47,7 @@ OTHER: dict[str, Any] = {
     "prefill_context_parallel": 2,
     "decode_context_parallel": 2,
     "world_size": 2,
+    "replicated": True,
     "hash_algorithm": "sha256_cbor",
     "hash_seed": "0",
 }
@@ -49,7 +55,7 @@ OTHER: dict[str, Any] = {
 
 def test_golden_directory() -> None:
     """Changes only together with ``FORMAT``: engines of one version must meet, those of another must not."""
-    assert IDENTITY.directory(0) == "Model-8B-c3b2ecb6a8842282/b9539083327a83e123994d264433ab36/0"
+    assert IDENTITY.directory(0) == "Model-8B-c3b2ecb6a8842282/d59ffa443f57a71cb4a5b14371901744/0"
 
 
 def test_every_field_separates() -> None:
@@ -75,6 +81,22 @@ def test_model_names_are_told_apart_and_bounded(one: str, other: str) -> None:
         assert 0 < len(name.encode()) < 255
         assert "/" not in name
         assert not name.startswith(".")
+
+
+def test_replicated_bytes_are_kept_once() -> None:
+    """MLA: each rank has the whole latent."""
+    mla = dataclasses.replace(IDENTITY, tensor_parallel=4, world_size=4, replicated=True)
+    assert {mla.directory(rank) for rank in range(4)} == {mla.directory(0)}
+    assert list(mla.ranks()) == [0]
+    sharded = dataclasses.replace(mla, replicated=False)
+    assert len({sharded.directory(rank) for rank in sharded.ranks()} | {mla.directory(0)}) == 5
+
+
+def test_tenants_have_directories_of_their_own() -> None:
+    one, other = tenant_directory("one"), tenant_directory("other")
+    assert len({one, other, tenant_directory(None), tenant_directory("")}) == 3
+    assert place("m/l/0", chunk_name(b"a", one)) == (f"{one}/m/l/0", "61.kv")
+    assert place("m/l/0", chunk_name(b"a")) == ("m/l/0", "61.kv")
 
 
 def test_separators_in_names_do_not_collide() -> None:

@@ -3,7 +3,14 @@ from collections.abc import Callable, Sequence
 import pytest
 from hearthfs.common.clock import FakeClock
 from hearthfs.connector.identity import chunk_name
-from hearthfs.connector.lookups import MAX_QUESTIONS, NOTHING, REPORT_INTERVAL_S, LookupTable
+from hearthfs.connector.lookups import (
+    MAX_QUESTIONS,
+    MAX_TENANTS,
+    NOTHING,
+    OTHER_TENANTS,
+    REPORT_INTERVAL_S,
+    LookupTable,
+)
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.tests.unit.connector.fakes import Log
@@ -244,3 +251,15 @@ def test_a_failing_call_does_not_end_the_thread() -> None:
     table.close(5)
     assert table.ask("2", lambda: [A]) == {A}
     assert any("bug" in line for line in log.lines)
+
+
+def test_tenants_are_asked_for_their_own_and_counted(bench: Bench) -> None:
+    assert bench.table.ask("r", lambda: [A, B], "tenant-1") is None
+    bench.work()
+    assert bench.asked.calls == [[chunk_name(A, "tenant-1"), chunk_name(B, "tenant-1")]]
+    assert bench.table.tenants == {"tenant-1": (0, 2)}
+    for number in range(2 * MAX_TENANTS):
+        bench.table.ask(str(number), lambda: [A], f"tenant-{number}")
+    bench.work()
+    assert len(bench.table.tenants) == MAX_TENANTS + 1
+    assert bench.table.tenants[OTHER_TENANTS][1] > 0

@@ -166,3 +166,16 @@ def test_a_full_cluster_is_asked_to_store_once_in_a_while() -> None:
     assert storage.lookup(["d"], ["a"]) is None, "the others are asked"
     clock.advance(SETTINGS.probe_interval_s)
     assert storage.sheds_stores == ""
+
+
+def test_tenants_are_directories() -> None:
+    store = MemoryStore()
+    storage = storage_of(store, SETTINGS, Log())
+    names = ["t1/a", "t2/a", "a"]
+    assert storage.store("d", names, [memoryview(bytes([n])) for n in range(3)], False) == [None] * 3
+    assert store.files == {("t1/d", "a"): b"\0", ("t2/d", "a"): b"\1", ("d", "a"): b"\2"}
+    assert storage.lookup(["d"], ["t1/a", "t3/a", "a"]) == [True, False, True]
+    buffers = [memoryview(bytearray(1)) for _ in range(3)]
+    outcomes = storage.load("d", ["t2/a", "t3/a", "t1/a"], buffers, 1)
+    assert [outcome is None for outcome in outcomes] == [True, False, True]
+    assert [bytes(buffer) for buffer in buffers] == [b"\1", b"\0", b"\0"]
