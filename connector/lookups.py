@@ -10,8 +10,10 @@ asked for some seconds.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -27,6 +29,9 @@ MAX_QUESTIONS = 4096
 """That wait for an answer; more are answered "nothing"."""
 MAX_ANSWERS = 4096
 REPORT_INTERVAL_S = 60.0
+CHECK_INTERVAL_S = 10.0
+MAX_CHECKED = 8192
+"""Of the chunks that are watched, in one interval."""
 MAX_TENANTS = 64
 OTHER_TENANTS = "other"
 """Whom further tenants are counted with."""
@@ -59,6 +64,7 @@ class LookupTable:
 
     Args:
         ask: which of some names are there; None if nobody answered. Called on the table's thread only.
+        watch: whether to look now and then if chunks that ``note_stored`` named are still there; see ``take_gone``.
     """
 
     def __init__(
@@ -67,8 +73,10 @@ class LookupTable:
         settings: ConnectorSettings,
         notices: Notices,
         clock: Clock | None = None,
+        watch: bool = False,
     ) -> None:
         self._ask_store = ask
+        self._watch = watch
         self._settings = settings
         self._notices = notices
         self._clock = clock or SystemClock()
@@ -77,6 +85,10 @@ class LookupTable:
         self._questions: dict[str, _Question] = {}
         self._known: dict[str, tuple[_State, float]] = {}  # name -> state and the time until which it counts
         self._seen: dict[str, float] = {}  # name -> until when it need not be stored again
+        self._announced: dict[str, None] = {}
+        self._gone: collections.deque[str] = collections.deque(maxlen=MAX_KNOWN)
+        self.gone_total = 0
+        self._next_check_s = self._clock.monotonic_s() + CHECK_INTERVAL_S
         self._queue: queue.Queue[_Question | None] = queue.Queue(MAX_QUESTIONS)
         self._counts: dict[str, int] = {}
         self.totals: dict[str, int] = {}
@@ -143,11 +155,20 @@ class LookupTable:
     def note_stored(self, name: str) -> None:
         with self._lock:
             self._set(name, _State.PRESENT, self._clock.monotonic_s())
+            if self._watch:
+                self._announced[name] = None
+                while len(self._announced) > MAX_KNOWN:
+                    self._lose(next(iter(self._announced)))
+
+    def take_gone(self) -> list[str]:
+        """Chunks of ``note_stored`` that are not there any more, or that are no longer watched."""
+        return [self._gone.popleft() for _ in range(len(self._gone))]
 
     def note_failed(self, name: str) -> None:
         """A load failed: a miss until it is stored again, or for a while."""
         with self._lock:
             self._set(name, _State.FAILED, self._clock.monotonic_s())
+            self._lose(name)
         self._questions.clear()  # their answers may hold it
 
     def has_failed(self, name: str) -> bool:
@@ -160,6 +181,8 @@ class LookupTable:
         with self._lock:
             self._known.clear()
             self._seen.clear()
+            for name in list(self._announced):
+                self._lose(name)
         self._questions.clear()
 
     def close(self, timeout_s: float) -> None:
@@ -203,6 +226,33 @@ class LookupTable:
                 question.hits = hits
         self._report(now)
 
+    def check_announced(self) -> None:
+        """Once an interval: asks whether the chunks watched longest are still there, so that what was evicted is told
+        as removed even if nobody wants it."""
+        now = self._clock.monotonic_s()
+        if not self._announced or now < self._next_check_s or self.breaker.is_resting:
+            return
+        self._next_check_s = now + CHECK_INTERVAL_S
+        with self._lock:
+            names = list(itertools.islice(self._announced, MAX_CHECKED))
+        found = self._ask_store(names)
+        if found is None:
+            return
+        with self._lock:
+            for name, there in zip(names, found, strict=True):
+                if not there:
+                    self._lose(name)
+                    self._known.pop(name, None)
+                    self._seen.pop(name, None)
+                elif name in self._announced:
+                    del self._announced[name]
+                    self._announced[name] = None  # to the end
+
+    def _lose(self, name: str) -> None:
+        if name in self._announced:
+            del self._announced[name]
+            self._gone.append(name)
+
     def _fetch(self, names: list[str]) -> dict[str, _State]:
         found = self._ask_store(names)
         now = self._clock.monotonic_s()
@@ -220,13 +270,18 @@ class LookupTable:
                 if known is _State.FAILED and now < until:
                     states[name] = known  # while we asked
                 else:
+                    if state is _State.ABSENT:
+                        self.gone_total += name in self._seen
+                        self._lose(name)
                     self._set(name, state, now)
             self._trim()
         return states
 
     def _run(self) -> None:
         while True:
-            questions = [self._queue.get()]
+            questions: list[_Question | None] = []
+            with contextlib.suppress(queue.Empty):
+                questions = [self._queue.get(timeout=CHECK_INTERVAL_S if self._watch else None)]
             while not self._queue.empty():
                 questions.append(self._queue.get())
             open_ones = [question for question in questions if question is not None]
@@ -237,6 +292,10 @@ class LookupTable:
                     self._notices.warn("lookup", "lookups of %d requests failed: %r", len(open_ones), error)
             if len(open_ones) < len(questions):
                 return
+            try:
+                self.check_announced()
+            except Exception as error:
+                self._notices.warn("watch", "looking after %d chunks failed: %r", len(self._announced), error)
 
     def _give_up(self, question: _Question, now: float) -> frozenset[bytes]:
         question.hits = NOTHING

@@ -228,6 +228,10 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         self.end_load(req_context.req_id, failed=True, late=False)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
+        """What was stored on all ranks, and what of it is gone, since the last call."""
+        gone = [OffloadKey(chunk_key(name)) for name in self._table.take_gone()]
+        if gone:
+            self._events.append(OffloadingEvent(gone, Medium.STORAGE, removed=True, locality=Locality.REMOTE))
         events, self._events = self._events, []
         return events
 
@@ -240,6 +244,9 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         for result, count in list(self._table.totals.items()):
             self._figures.add(metrics.LOOKUPS, count - self._counted.get(result, 0), (result,))
             self._counted[result] = count
+        gone = self._table.gone_total
+        self._figures.add(metrics.GONE, gone - self._counted.get(metrics.GONE, 0))
+        self._counted[metrics.GONE] = gone
         for tenant, (hits, asked) in list(self._table.tenants.items()):
             for result, count in (("hit", hits), ("miss", asked - hits)):
                 label = f"{tenant} {result}"

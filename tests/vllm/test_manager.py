@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import types
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hearthfs.common.clock import FakeClock
 from hearthfs.connector.breakeven import BreakEven
 from hearthfs.connector.identity import chunk_name, tenant_directory
-from hearthfs.connector.lookups import LookupTable
+from hearthfs.connector.lookups import CHECK_INTERVAL_S, LookupTable
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.tests.unit.connector.fakes import Log
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM and torch warn about themselves while they are imported
+    from hearthfs.connector import metrics
     from hearthfs.connector.manager import HearthManager
     from hearthfs.connector.report import HearthWorkerReport
     from hearthfs.connector.scheduler_state import Prefix
@@ -33,12 +37,12 @@ def key(number: int, group: int = 0) -> bytes:
 
 
 class Bench:
-    def __init__(self, ranks: int = 1, settings: ConnectorSettings = SETTINGS) -> None:
+    def __init__(self, ranks: int = 1, settings: ConnectorSettings = SETTINGS, watch: bool = False) -> None:
         self.there: set[str] = set()
         self.clock = FakeClock()
         self.log = Log()
         notices = Notices(self.log)
-        self.table = LookupTable(self.ask, settings, notices, self.clock)
+        self.table = LookupTable(self.ask, settings, notices, self.clock, watch)
         self.guard = BreakEven(1024, clock=self.clock)
         self.manager = HearthManager(
             self.table, (0, 2), ranks, settings, notices, self.guard, emit_events=True, clock=self.clock
@@ -222,6 +226,43 @@ def test_keys_of_a_prefix_are_those_that_vllm_makes() -> None:
     partial = Prefix.of(scheduler, request, 32)
     assert partial is not None
     assert set(prefix.keys()) < set(partial.keys())
+
+
+def test_what_is_stored_and_what_is_gone_are_events() -> None:
+    """Also what nobody asks for: a router must not send requests after chunks that were evicted."""
+    bench = Bench(watch=True)
+    bench.store(key(1), key(2), key(3))
+    bench.there = {chunk_name(key(n)) for n in (1, 2, 3)}
+    bench.report(stored=dict.fromkeys(bench.there, 1))
+    events = list(bench.manager.take_events())
+    assert {one for event in events for one in event.keys} == {key(1), key(2), key(3)}
+    assert {(event.medium, event.removed) for event in events} == {(base.Medium.STORAGE, False)}
+    bench.there.remove(chunk_name(key(2)))
+    bench.table.check_announced()
+    assert list(bench.manager.take_events()) == [], "not yet"
+    bench.clock.advance(CHECK_INTERVAL_S)
+    bench.table.check_announced()
+    (gone,) = bench.manager.take_events()
+    assert (list(gone.keys), gone.medium, gone.removed) == ([key(2)], base.Medium.STORAGE, True)
+    bench.report(failed_loads={chunk_name(key(3)): "BlockCorrupt: flipped"})
+    (bad,) = bench.manager.take_events()
+    assert (list(bad.keys), bad.removed) == ([key(3)], True)
+    assert bench.store(key(2)) == [key(2)], "it can be stored again"
+
+
+def test_every_figure_is_defined_and_the_dashboard_shows_only_those() -> None:
+    defined = metrics.definitions()
+    named = {value for name, value in vars(metrics).items() if name.isupper() and isinstance(value, str)}
+    assert set(defined) == named
+    text = (Path(metrics.__file__).parents[1] / "deploy" / "grafana" / "hearth-kv.json").read_text()
+    board = json.loads(text)
+    shown = set(re.findall(r"vllm:hearth_kv_[a-z_]+", text))
+    exported = {name + ending for name in defined for ending in ("", "_total", "_bucket", "_sum", "_count")}
+    assert shown <= exported
+    counters = {name for name in defined if type(defined[name]).__name__ == "OffloadingCounterMetadata"}
+    assert not shown & counters, "Prometheus exports counters with _total"
+    assert {name for name in defined if any(one.startswith(name) for one in shown)} == set(defined), "each is shown"
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 def test_a_salted_request_stores_and_loads_in_its_tenant_directory() -> None:
