@@ -18,6 +18,7 @@ The payload holds, for each layer of the group in order, the pages of the chunk'
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import struct
 
@@ -69,12 +70,11 @@ def open_sealed(file: Buffer, payload_bytes: int, name: str, directory: str, ver
         BlockCorrupt: not a chunk, or altered.
     """
     view = memoryview(file)
-    trailer = view[-TRAILER_BYTES:]
     if len(view) != file_bytes(payload_bytes):
         raise BlockCorrupt(f"{name}: {len(view)} bytes, not {file_bytes(payload_bytes)}")
-    body = trailer[: -_SEAL.size]
+    body = view[-TRAILER_BYTES : -_SEAL.size]
     magic, version, first_block, length, mark, checksum, name_bytes = _FIELDS.unpack_from(body)
-    if magic != _MAGIC or _SEAL.unpack(trailer[-_SEAL.size :])[0] != xxhash.xxh3_64_intdigest(body):
+    if magic != _MAGIC or _SEAL.unpack(view[-_SEAL.size :])[0] != xxhash.xxh3_64_intdigest(body):
         raise BlockCorrupt(f"{name}: its trailer is damaged")
     if version != FORMAT_VERSION:
         raise Stale(f"{name}: format {version}, this version reads {FORMAT_VERSION}")
@@ -84,6 +84,53 @@ def open_sealed(file: Buffer, payload_bytes: int, name: str, directory: str, ver
     if verify_payload and xxhash.xxh3_64_intdigest(view[:payload_bytes]) != checksum:
         raise BlockCorrupt(f"{name}: the payload does not match its checksum")
     return int(first_block)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trailer:
+    """What a chunk says of itself."""
+
+    version: int
+    first_block: int
+    payload_bytes: int
+    directory_mark: bytes
+    checksum: int
+    name: str
+
+    def belongs_to(self, directory: str, name: str) -> bool:
+        return (self.directory_mark, self.name) == (_mark(directory), name)
+
+
+def read_trailer(end: Buffer) -> Trailer:
+    """
+    Args:
+        end: the last 4 KiB of a file.
+
+    Raises:
+        BlockCorrupt: no chunk's end, or altered.
+    """
+    body = memoryview(end)[: -_SEAL.size]
+    if len(body) != TRAILER_BYTES - _SEAL.size:
+        raise BlockCorrupt(f"{len(body) + _SEAL.size} bytes are no trailer")
+    magic, version, first_block, length, mark, checksum, name_bytes = _FIELDS.unpack_from(body)
+    if magic != _MAGIC or _SEAL.unpack(memoryview(end)[-_SEAL.size :])[0] != xxhash.xxh3_64_intdigest(body):
+        raise BlockCorrupt("its trailer is damaged")
+    name = bytes(body[_FIELDS.size : _FIELDS.size + min(name_bytes, _MAX_NAME_BYTES)])
+    return Trailer(version, first_block, length, mark, checksum, name.decode(errors="replace"))
+
+
+def check_file(file: Buffer, directory: str, name: str) -> Trailer:
+    """Checks a whole file of any payload length.
+
+    Raises:
+        Stale, BlockCorrupt: as ``open_sealed``.
+    """
+    view = memoryview(file)
+    if len(view) < TRAILER_BYTES:
+        raise BlockCorrupt(f"{name}: {len(view)} bytes are less than a trailer")
+    trailer = read_trailer(view[-TRAILER_BYTES:])
+    open_sealed(view, trailer.payload_bytes, name, directory)
+    return trailer
 
 
 def _mark(directory: str) -> bytes:

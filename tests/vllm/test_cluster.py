@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hearthfs.bench.engine import Engine
@@ -90,6 +92,24 @@ def test_what_node_1_computed_node_2_finds(nodes: Nodes) -> None:
         warm = engine.generate(tokens, TOKENS)
         assert (warm.cached_tokens, warm.tokens) == (reusable(LENGTH), cold)
         engine.forget()
+
+
+def test_hearth_kv_sees_what_engines_store(nodes: Nodes, tmp_path: Path) -> None:
+    tokens, _, _ = nodes.compute(8)
+    (tmp_path / "tokens.json").write_text(json.dumps(tokens))
+    (tmp_path / "other.json").write_text(json.dumps(prompt(9, LENGTH)))
+
+    def kv(*arguments: str) -> Any:
+        done = nodes.cluster.hearth("kv", *arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    (row,) = kv("ls")
+    assert row["chunks"] == len(nodes.chunks())
+    found = kv("prefix", row["model"], "--tokens", str(tmp_path / "tokens.json"))
+    assert (found["reusable_tokens"], {tuple(one["nodes"]) for one in found["chunks"]}) == (BLOCKS * 128, {("node1",)})
+    assert kv("prefix", row["model"], "--tokens", str(tmp_path / "other.json"))["reusable_tokens"] == 0
+    assert kv("verify") == {"good": row["chunks"], "bad": []}
 
 
 def test_prefill_on_node_1_decode_on_node_2(nodes: Nodes) -> None:
