@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .connector import HearthConnector as HearthConnector
     from .offload_spec import HearthOffloadingSpec as HearthOffloadingSpec
+    from .tier import HearthTier as HearthTier
 
-_HOMES = {"HearthConnector": "connector", "HearthOffloadingSpec": "offload_spec"}
+_HOMES = {"HearthConnector": "connector", "HearthOffloadingSpec": "offload_spec", "HearthTier": "tier"}
 
 
 def __getattr__(name: str) -> Any:

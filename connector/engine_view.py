@@ -43,7 +43,8 @@ def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSet
     algorithm, seed = _hashing(vllm_config.cache_config.prefix_caching_hash_algo, notices)
     return KvIdentity(
         model=offloading_config.model.name,
-        weights=settings.weights_revision or _weights(vllm_config.model_config, notices),
+        weights=settings.weights_revision
+        or weights_of(vllm_config.model_config.model, vllm_config.model_config.revision, notices),
         quantization=str(vllm_config.model_config.quantization),
         model_settings=_model_settings(vllm_config.model_config),
         engine=f"vllm-{'.'.join(vllm.__version__.split('.')[:2])}",
@@ -70,17 +71,22 @@ def identity_of(vllm_config: Any, offloading_config: Any, settings: ConnectorSet
 
 def _hashing(algorithm: str, notices: Notices) -> tuple[str, str]:
     """vLLM starts sha256 and sha256_cbor from a constant, xxhash from a random one; all from PYTHONHASHSEED if set."""
-    seed = os.environ.get("PYTHONHASHSEED")
-    if seed is None and "sha256" not in algorithm:
+    seed = hash_seed()
+    if not seed and "sha256" not in algorithm:
         raise SettingsError(
             f"--prefix-caching-hash-algo {algorithm} gives every process its own block hashes, so that no engine would "
             f"find another's chunks. Use sha256_cbor (or sha256), or set PYTHONHASHSEED to one value for all engines"
         )
-    if seed is not None:
+    if seed:
         notices.info(
             "PYTHONHASHSEED=%s is part of each block hash: only engines with the same value share chunks", seed
         )
-    return algorithm, "" if seed is None else seed
+    return algorithm, seed
+
+
+def hash_seed() -> str:
+    """Empty: vLLM's own."""
+    return os.environ.get("PYTHONHASHSEED") or ""
 
 
 def _model_settings(model_config: Any) -> str:
@@ -91,27 +97,27 @@ def _model_settings(model_config: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _weights(model_config: Any, notices: Notices) -> str:
-    directory = _model_directory(model_config)
+def weights_of(model: str, revision: str | None, notices: Notices) -> str:
+    """The fingerprint of a model's weights, by its directory or its name in the local cache of the hub."""
+    directory = _model_directory(model, revision)
     if directory is None:
         notices.warn(
             "weights",
             "the weights of %s are not on this disk; chunks are told apart by its name and revision %s only. "
             "Set extra_config.weights_revision",
-            model_config.model,
-            model_config.revision,
+            model,
+            revision,
         )
-        named = f"{model_config.model}\0{model_config.revision}"
-        return hashlib.sha256(named.encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()[:16]
     return weights.fingerprint(directory)
 
 
-def _model_directory(model_config: Any) -> str | None:
-    if os.path.isdir(model_config.model):
-        return str(model_config.model)
+def _model_directory(model: str, revision: str | None) -> str | None:
+    if os.path.isdir(model):
+        return model
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(model_config.model, "config.json", revision=model_config.revision)
+    cached = try_to_load_from_cache(model, "config.json", revision=revision)
     return os.path.dirname(cached) if isinstance(cached, str) else None
 
 
