@@ -10,6 +10,7 @@ import dataclasses
 import queue
 import threading
 import time
+from typing import Any
 
 from ..common.clock import Clock, SystemClock
 from ..common.errors import BlockCorrupt, DeadlineExceeded
@@ -43,6 +44,7 @@ class _Job:
         self.names = names
         self.begun_s = begun_s
         self.deadline_s = deadline_s
+        self.fence: Any = None
         self.lock = threading.Lock()
         self.batches_left = 0
         self.scattering = 0
@@ -111,6 +113,7 @@ class Loader:
         now = self._clock.monotonic_s()
         names = [piece.name for piece in pieces] + unclear
         job = _Job(job_id, request_id, names, now, now + (timeout_s or self._settings.load_timeout_s))
+        job.fence = self._mover.fence()
         self._jobs[job_id] = job
         size = self._settings.batch_chunks
         batches = [pieces[at : at + size] for at in range(0, len(pieces), size)]
@@ -214,22 +217,19 @@ class Loader:
                 with job.lock:
                     job.failed[piece.name] = f"{type(problem).__name__}: {problem}"
                     job.late = job.late or isinstance(problem, DeadlineExceeded)
-        for piece, size, file in zip(pieces, sizes, files, strict=True):
-            if not self._scatter(job, piece, file[:size]):
-                return
+        self._scatter(job, pieces, [file[:size] for size, file in zip(sizes, files, strict=True)])
 
-    def _scatter(self, job: _Job, piece: Piece, payload: memoryview) -> bool:
+    def _scatter(self, job: _Job, pieces: list[Piece], payloads: list[memoryview]) -> None:
         with job.lock:
             if job.closed or job.failed:
-                return False
+                return
             job.scattering += 1
         try:
-            self._mover.scatter(piece, payload)
+            self._mover.scatter(pieces, payloads, job.fence)
         finally:
             with job.lock:
                 job.scattering -= 1
-                job.size_bytes += len(payload)
-        return True
+                job.size_bytes += sum(map(len, payloads))
 
     def _close(self, job: _Job) -> bool:
         """Ends the job unless bytes of it are being copied right now; True once it is over."""

@@ -15,13 +15,13 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from ..common.errors import NotSupported
 from . import metrics
 from .breakeven import BreakEven
+from .device_pages import choose_mover
 from .engine_view import identity_of
 from .identity import MANIFEST, KvIdentity, readable_name
 from .lookups import LookupTable
 from .manager import HearthManager
 from .neighbours import MAX_MANIFESTS, explain
 from .notices import Notices
-from .pages import PageMover
 from .settings import ConnectorSettings
 from .storage import Storage
 from .transfer import HearthWorker
@@ -77,7 +77,12 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
     def get_manager(self) -> OffloadingManager:
         directories = [self._identity.directory(rank) for rank in self._identity.ranks()]
         storage = self._storage
-        table = LookupTable(lambda names: storage.lookup(directories, names), self._settings, self._notices)
+        table = LookupTable(
+            lambda names: storage.lookup(directories, names),
+            self._settings,
+            self._notices,
+            watch=self.kv_events_config.enable_kv_cache_events,
+        )
 
         def opened() -> None:
             table.clear()
@@ -111,24 +116,21 @@ class HearthOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is not
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """
         Raises:
-            NotSupported: the KV cache is not in this machine's memory.
+            NotSupported: no way to move this KV cache's pages is known, or none that moves them right.
         """
-        for cache in kv_caches.tensors:
-            if cache.tensor.device.type != "cpu":
-                raise NotSupported(
-                    f"HearthConnector moves KV pages in host memory only; these are on {cache.tensor.device}"
-                )
         storage, rank = self._storage, self.config.parallel.rank
         manifest = (self._identity.directory(rank).rpartition("/")[0], MANIFEST, self._identity.manifest())
         if rank == 0:
             storage.on_change = lambda: storage.put_manifest_once(*manifest)
         storage.start()
         groups = [
-            [kv_caches.tensors[ref.tensor_idx].tensor.numpy()[:, : ref.page_size_bytes] for ref in refs]
+            [kv_caches.tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs]
             for refs in kv_caches.group_data_refs
         ]
+        mover, how = choose_mover(groups, self.blocks_per_chunk)
+        self._notices.info("KV pages are moved by %s, as a probe found right", how)
         return HearthWorker(
-            PageMover(groups, self.blocks_per_chunk),
+            mover,
             self.blocks_per_chunk,
             self._identity,
             self.config.parallel.rank,

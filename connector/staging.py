@@ -58,6 +58,11 @@ class Arena:
         return self._view[begin : begin + size]
 
     @property
+    def memory(self) -> memoryview:
+        """Of all slots."""
+        return self._view
+
+    @property
     def free_slots(self) -> int:
         with self._changed:
             return len(self._free)

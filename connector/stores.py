@@ -12,6 +12,7 @@ import dataclasses
 import queue
 import threading
 import time
+from typing import Any
 
 from ..common.clock import Clock, SystemClock
 from . import chunk_format
@@ -42,6 +43,7 @@ class _Job:
         self.replace = replace
         self.size_bytes = size_bytes
         self.begun_s = now
+        self.fence: Any = None
         self.lock = threading.Lock()
         self.gathering = False
         self.cancelled = ""
@@ -100,6 +102,7 @@ class Storer:
         """Queues a store, or drops it if too much waits already."""
         size = sum(self._mover.payload_bytes[piece.group] for piece in pieces)
         job = _Job(job_id, pieces, replace, size, self._clock.monotonic_s())
+        job.fence = self._mover.fence()
         self._drop(unclear, "unclear: blocks do not add up")
         with self._lock:
             full = self._backlog_bytes + size > self._settings.store_backlog_bytes
@@ -184,8 +187,9 @@ class Storer:
             going = job.gathering
         try:
             if going:
-                for piece, slot in zip(batch, slots, strict=True):
-                    self._mover.gather(piece, self._arena.view(slot, self._mover.payload_bytes[piece.group]))
+                sizes = [self._mover.payload_bytes[piece.group] for piece in batch]
+                payloads = [self._arena.view(slot, size) for slot, size in zip(slots, sizes, strict=True)]
+                self._mover.gather(batch, payloads, job.fence)
         except BaseException:
             going = False
             raise

@@ -57,8 +57,11 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
         slot_bytes = max(chunk_format.file_bytes(size) for size in mover.payload_bytes)
         check_memory(settings, slot_bytes)
         slots = slots_for(settings.staging_bytes // 2, slot_bytes)
-        self.loader = Loader(storage, directory, mover, Arena(slots, slot_bytes), settings, notices)
-        self.storer = Storer(storage, directory, mover, Arena(slots, slot_bytes), self.loader, settings, notices)
+        to_load, to_store = Arena(slots, slot_bytes), Arena(slots, slot_bytes)
+        mover.pin(to_load.memory)
+        mover.pin(to_store.memory)
+        self.loader = Loader(storage, directory, mover, to_load, settings, notices)
+        self.storer = Storer(storage, directory, mover, to_store, self.loader, settings, notices)
         self.loader.start()
         self.storer.start()
         notices.info(

@@ -10,7 +10,7 @@ from hearthfs.common.errors import Unavailable
 from hearthfs.connector import chunk_format
 from hearthfs.connector.loads import Loader, LoadResult
 from hearthfs.connector.notices import Notices
-from hearthfs.connector.pages import PageMover
+from hearthfs.connector.pages import HostPages
 from hearthfs.connector.pieces import Piece
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.connector.staging import Arena
@@ -30,7 +30,7 @@ class Bench:
         self.engine = np.zeros((64, PAGE), dtype=np.int8)
         self.arena = Arena(slots, chunk_format.file_bytes(PAGE))
         storage = storage_of(self.store, SETTINGS, self.log, self.clock)
-        mover = PageMover([[self.engine]], 1)
+        mover = HostPages([[self.engine]], 1)
         notices = Notices(self.log, interval_s=0)
         self.loader = Loader(storage, DIRECTORY, mover, self.arena, SETTINGS, notices, self.clock)
 

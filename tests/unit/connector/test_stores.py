@@ -8,7 +8,7 @@ from hearthfs.common.errors import NoSpace
 from hearthfs.connector import chunk_format
 from hearthfs.connector.loads import Loader
 from hearthfs.connector.notices import Notices
-from hearthfs.connector.pages import PageMover
+from hearthfs.connector.pages import HostPages
 from hearthfs.connector.pieces import Piece
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.connector.staging import Arena
@@ -30,7 +30,7 @@ class Bench:
         self.engine = np.repeat(np.arange(64, dtype=np.int8)[:, None], PAGE, axis=1)
         self.arena = Arena(slots, chunk_format.file_bytes(PAGE))
         self.storage = storage_of(self.store, settings, self.log, self.clock)
-        mover, notices = PageMover([[self.engine]], 1), Notices(self.log, interval_s=0)
+        mover, notices = HostPages([[self.engine]], 1), Notices(self.log, interval_s=0)
         loader = Loader(self.storage, DIRECTORY, mover, self.arena, settings, notices, self.clock)
         self.storer = Storer(self.storage, DIRECTORY, mover, self.arena, loader, settings, notices, self.clock)
         self.go, self.inside = threading.Event(), threading.Event()
