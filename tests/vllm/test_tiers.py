@@ -129,7 +129,7 @@ def test_a_hung_cluster_stops_neither_work_nor_exit(doors: Doors) -> None:
         engine = doors.engines[1]
         assert engine.generate(tokens, TOKENS).tokens == cold
         assert engine.generate(harness.prompt(5, LENGTH), TOKENS).cached_tokens == 0
-        assert engine.close(30) < 25
+        assert engine.close(60) < 50, "it had to be killed"
     finally:
         for name in ("master", "worker1", "worker2"):
             doors.cluster.cont(name)
