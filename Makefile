@@ -13,7 +13,7 @@ DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2
 # CPU builds of vLLM bring vision and audio packages that do not match their torch; text models do not need them.
 UNMATCHED := torchvision torchaudio torchcodec
 
-.PHONY: help setup demo test check lint types unit fuzz bench proto generated clean
+.PHONY: help setup demo test check lint types unit fuzz bench experiments proto generated clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -77,6 +77,10 @@ bench: setup  ## HearthFS beside its rivals, in tables and a picture; half an ho
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends libibverbs1; \
 	fi
 	$(BIN)/hearth bench --work build --docs docs/performance.md $(BENCH)
+
+experiments: setup  ## engines with and without HearthFS: time to the first token, throughput as users grow
+	$(PIP) -e '.[bench]'
+	$(BIN)/python bench/experiments.py
 
 # protoc's Python package pins an older protobuf than vLLM brings, so it has an environment of its own.
 $(PROTOC_VENV)/.ready: Makefile

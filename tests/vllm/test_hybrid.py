@@ -120,7 +120,9 @@ def test_more_requests_than_memory(hybrid: Served) -> None:
 
 def test_the_engine_still_lives_and_says_what_happened(hybrid: Served) -> None:
     metrics = hybrid.engine.metrics()
-    assert metrics["vllm:hearth_kv_failed_load_chunks"] >= 1
+    failed = {name: count for name, count in metrics.items() if name.startswith("vllm:hearth_kv_failed_load_chunks")}
+    assert sum(failed.values()) >= 1
+    assert "vllm:hearth_kv_failed_load_chunks{reason=BlockCorrupt}" in failed
     assert metrics["vllm:hearth_kv_lookups{result=present}"] >= 20
     log = hybrid.engine.log.read_text(errors="replace")
     assert "a load of request" in log
