@@ -88,6 +88,8 @@ class HearthConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         meta = super().build_connector_meta(scheduler_output)
+        if not scheduler_output.total_num_scheduled_tokens:
+            self._manager.linger()
         self._manager.begin_step(scheduler_output.total_num_scheduled_tokens)
         return meta
 

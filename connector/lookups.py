@@ -92,6 +92,7 @@ class LookupTable:
         self._queue: queue.Queue[_Question | None] = queue.Queue(MAX_QUESTIONS)
         self._counts: dict[str, int] = {}
         self.totals: dict[str, int] = {}
+        self._arrived = threading.Event()
         self.tenants: dict[str, tuple[int, int]] = {}
         """Chunks that were hits, and chunks asked for, of each."""
         self._waits: collections.deque[float] = collections.deque(maxlen=1000)
@@ -132,6 +133,13 @@ class LookupTable:
         except queue.Full:
             return self._give_up(question, now)
         return None
+
+    def linger(self, timeout_s: float) -> None:
+        """Lets the thread work: returns when a question is answered, at the latest after ``timeout_s``; at once if none
+        is open. For when there is nothing else to do."""
+        self._arrived.clear()
+        if any(question.hits is None for question in list(self._questions.values())):
+            self._arrived.wait(timeout_s)
 
     def take_waits(self) -> list[float]:
         """How long each question waited that was answered since the last call."""
@@ -224,6 +232,7 @@ class LookupTable:
                 self._waits.append(now - question.asked_s)
                 question.until_s = now + self._settings.hit_ttl_s
                 question.hits = hits
+        self._arrived.set()
         self._report(now)
 
     def check_announced(self) -> None:

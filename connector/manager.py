@@ -29,7 +29,7 @@ from .lookups import NOTHING, LookupTable
 from .notices import Notices
 from .report import HearthWorkerReport
 from .settings import ConnectorSettings
-from .transfer import ChunkFiles
+from .transfer import IDLE_STEP_S, ChunkFiles
 
 MAX_EVENTS = 100_000
 MAX_OPEN_STEPS = 16
@@ -166,6 +166,10 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
 
     def begin_step(self, tokens: int) -> None:
         self._steps.append((self._clock.monotonic_s(), tokens))
+
+    def linger(self) -> None:
+        """For steps in which nothing is computed: asking again and again would take the processor from the answer."""
+        self._table.linger(IDLE_STEP_S)
 
     def end_step(self) -> None:
         """Of the oldest step that has begun: the engine may be one ahead."""

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -263,3 +264,22 @@ def test_tenants_are_asked_for_their_own_and_counted(bench: Bench) -> None:
     bench.work()
     assert len(bench.table.tenants) == MAX_TENANTS + 1
     assert bench.table.tenants[OTHER_TENANTS][1] > 0
+
+
+def test_lingering_ends_with_an_answer_or_with_its_time() -> None:
+    go = threading.Event()
+
+    def ask(names: Sequence[str]) -> list[bool]:
+        go.wait(20)
+        return [True]
+
+    table = LookupTable(ask, SETTINGS.model_copy(update={"lookup_timeout_s": 20}), Notices(Log()))
+    table.start()
+    table.linger(100)  # nothing is asked
+    assert table.ask("r", lambda: [A]) is None
+    table.linger(0.005)
+    assert table.ask("r", lambda: [A]) is None
+    go.set()
+    table.linger(100)
+    assert table.ask("r", lambda: [A]) == {A}
+    table.close(20)
