@@ -102,7 +102,7 @@ def tenant_directory(salt: str | None) -> str:
     told from it.
 
     >>> tenant_directory("secret"), tenant_directory(None)
-    ('tenant-a9e99718ab3fb1bb', '')
+    ('tenant-4ceb6c8301da20af', '')
     """
     return f"{TENANT}{hashlib.sha256(b'hearthfs tenant' + bytes([0]) + salt.encode()).hexdigest()[:16]}" if salt else ""
 
@@ -131,8 +131,10 @@ def chunk_key(name: str) -> bytes:
 def place(directory: str, name: str) -> tuple[str, str]:
     """Where a chunk of a rank's directory lies: directory below the root, and file name.
 
-    >>> place("model/layout/0", "ab.kv"), place("model/layout/0", "tenant-1/ab.kv")
-    (('model/layout/0', 'ab.kv'), ('tenant-1/model/layout/0', 'ab.kv'))
+    >>> place("model/layout/0", "ab.kv")
+    ('model/layout/0', 'ab.kv')
+    >>> place("model/layout/0", "tenant-1/ab.kv")
+    ('tenant-1/model/layout/0', 'ab.kv')
     """
     tenant, _, file = name.rpartition("/")
     return (f"{tenant}/{directory}" if tenant else directory), file

@@ -61,11 +61,7 @@ def definitions() -> dict[str, Any]:
 
 
 def kind(reason: str) -> str:
-    """The part of a reason that has few values: what stands before the first colon.
-
-    >>> kind("NoSpace: all workers are full"), kind("backlog full")
-    ('NoSpace', 'backlog full')
-    """
+    """The part of a reason that has few values: what stands before the first colon."""
     return reason.partition(":")[0][:40]
 
 

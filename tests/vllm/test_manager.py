@@ -250,6 +250,11 @@ def test_what_is_stored_and_what_is_gone_are_events() -> None:
     assert bench.store(key(2)) == [key(2)], "it can be stored again"
 
 
+def test_reasons_become_few_labels() -> None:
+    assert metrics.kind("NoSpace: all workers are full") == "NoSpace"
+    assert metrics.kind("backlog full") == "backlog full"
+
+
 def test_every_figure_is_defined_and_the_dashboard_shows_only_those() -> None:
     defined = metrics.definitions()
     named = {value for name, value in vars(metrics).items() if name.isupper() and isinstance(value, str)}
