@@ -64,7 +64,7 @@ def storage_of(client: Client, settings: ConnectorSettings) -> Storage:
     return storage
 
 
-def lookup(cluster: Cluster, rounds: int) -> dict[str, Any]:
+def lookup(cluster: Cluster, rounds: int, hold: Callable[[], None]) -> dict[str, Any]:
     """Half of the keys are there: the first half, as a prefix is."""
     import warnings
 
@@ -88,6 +88,7 @@ def lookup(cluster: Cluster, rounds: int) -> dict[str, Any]:
     config = types.SimpleNamespace(kv_group_configs=[group], supports_partial_tail=False, tokens_per_hash=16)
     scheduler = types.SimpleNamespace(config=config)
     ours, whole, passes = [], [], []
+    hold()
     for number in range(rounds):
         request = types.SimpleNamespace(num_tokens=KEYS * 16 + 1, block_hashes=hashes)
         context = types.SimpleNamespace(req_id=str(number))
@@ -129,7 +130,7 @@ def lookup(cluster: Cluster, rounds: int) -> dict[str, Any]:
     }
 
 
-def load(cluster: Cluster, rounds: int) -> dict[str, Any]:
+def load(cluster: Cluster, rounds: int, hold: Callable[[], None]) -> dict[str, Any]:
     """Chunks of 2 MiB in 8 layers. The baseline has as many threads, and reads the same files of the worker's disk."""
     layers, page, chunks = 8, 256 << 10, 64
     settings = ConnectorSettings(root="/kv", load_when="always", staging_bytes=256 << 20)
@@ -174,6 +175,7 @@ def load(cluster: Cluster, rounds: int) -> dict[str, Any]:
         for thread in threads:
             thread.join()
 
+    hold()
     rates: dict[str, list[float]] = {"connector": [], "baseline": []}
     for number in range(rounds + 2):
         for name, act in random.sample([("connector", ours), ("baseline", baseline)], 2):
@@ -331,8 +333,7 @@ def main() -> int:
             if arguments.what == "traffic":
                 result = traffic(cluster, arguments.rounds, directory, hold)
             else:
-                hold()
-                result = {"lookup": lookup, "load": load}[arguments.what](cluster, arguments.rounds)
+                result = {"lookup": lookup, "load": load}[arguments.what](cluster, arguments.rounds, hold)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps({arguments.what: result}, indent=1))
