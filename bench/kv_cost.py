@@ -73,7 +73,7 @@ def lookup(cluster: Cluster, rounds: int, hold: Callable[[], None]) -> dict[str,
         from hearthfs.connector.breakeven import BreakEven
         from hearthfs.connector.manager import HearthManager
         from hearthfs.connector.scheduler_state import Prefix
-    settings = ConnectorSettings(root="/kv", hit_ttl_s=0.001, miss_ttl_s=0.001, lookup_timeout_s=5)
+    settings = ConnectorSettings(root="/kv", hit_ttl_s=0.001, miss_ttl_s=0.001, lookup_timeout_s=60)
     hashes = [random.Random(number).randbytes(32) for number in range(KEYS)]
     keys = [block_hash + bytes(4) for block_hash in hashes]
     client = cluster.client(1)

@@ -56,6 +56,7 @@ class _Question:
     asked_s: float
     until_s: float
     tenant: str = ""
+    renewed: bool = False
     hits: frozenset[bytes] | None = None
 
 
@@ -111,7 +112,7 @@ class LookupTable:
         """
         now = self._clock.monotonic_s()
         question = self._questions.get(request_id)
-        if question is not None and now < question.until_s:
+        if question is not None and (now < question.until_s or (question.hits is not None and question.renewed)):
             return question.hits
         if question is not None and question.hits is None:
             self.breaker.failed(f"no answer within {self._settings.lookup_timeout_s} s")
@@ -122,7 +123,10 @@ class LookupTable:
                 self._settings.probe_interval_s,
             )
             return self._give_up(question, now)
-        question = _Question(keys, now, now + self._settings.lookup_timeout_s, tenant)
+        # Asked a second time because the first answer grew old, it takes the second as it is: a step of the engine may
+        # be longer than any answer counts.
+        renewed = question is not None
+        question = _Question(keys, now, now + self._settings.lookup_timeout_s, tenant, renewed)
         self._questions[request_id] = question
         while len(self._questions) > MAX_ANSWERS:
             del self._questions[next(iter(self._questions))]

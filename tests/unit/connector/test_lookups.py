@@ -115,6 +115,17 @@ def test_an_answer_that_nobody_fetched_in_time_is_asked_again(bench: Bench) -> N
     assert bench.ask(A) is None
 
 
+def test_steps_longer_than_answers_count_do_not_ask_for_ever(bench: Bench) -> None:
+    bench.asked.there = {A}
+    assert bench.ask(A) is None
+    bench.work()
+    bench.clock.advance(3 * SETTINGS.hit_ttl_s)
+    assert bench.ask(A) is None
+    bench.work()
+    bench.clock.advance(3 * SETTINGS.hit_ttl_s)
+    assert bench.ask(A) == {A}
+
+
 def test_no_answer_in_time_is_a_miss_and_quiet_for_a_while(bench: Bench) -> None:
     """R039: pending has a deadline; a slow store is then not asked at all."""
     assert bench.ask(A) is None
