@@ -101,6 +101,8 @@ class HearthConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
     def _find(self, request: Any, computed: int) -> bool:
         if request.skip_reading_prefix_cache:
             return True
+        if self._manager.is_asking(request.request_id):
+            return False
         prefix = Prefix.of(self.scheduler, request, computed)
         return prefix is None or self._manager.find(request.request_id, prefix.tokens, prefix.keys)
 

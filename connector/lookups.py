@@ -84,6 +84,12 @@ class LookupTable:
         self.breaker = Breaker(1, settings.probe_interval_s, self._clock)
         self._lock = threading.Lock()
         self._questions: dict[str, _Question] = {}
+        self._ttl_s = {
+            _State.PRESENT: settings.hit_ttl_s,
+            _State.ABSENT: settings.miss_ttl_s,
+            _State.SILENT: settings.miss_ttl_s,
+            _State.FAILED: settings.failed_ttl_s,
+        }
         self._known: dict[str, tuple[_State, float]] = {}  # name -> state and the time until which it counts
         self._seen: dict[str, float] = {}  # name -> until when it need not be stored again
         self._announced: dict[str, None] = {}
@@ -103,6 +109,11 @@ class LookupTable:
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="hearth-lookup", daemon=True)
         self._thread.start()
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether a question waits for its answer, and may wait on: ``ask`` has nothing new to say."""
+        question = self._questions.get(request_id)
+        return question is not None and question.hits is None and self._clock.monotonic_s() < question.until_s
 
     def ask(self, request_id: str, keys: Callable[[], Sequence[bytes]], tenant: str = "") -> frozenset[bytes] | None:
         """Those of the keys that can be loaded; None: ask again. Never waits.
@@ -228,8 +239,8 @@ class LookupTable:
             its_states = [states[name] for name in its_names]
             hits = frozenset(key for key, state in zip(its_keys, its_states, strict=True) if state is _State.PRESENT)
             with self._lock:
-                for state in its_states:
-                    self._count(state.value)
+                for state in _State:
+                    self._count(state.value, its_states.count(state))
                 if question.tenant:
                     self._count_tenant(question.tenant, len(hits), len(its_keys))
             if question.hits is None:
@@ -318,15 +329,8 @@ class LookupTable:
         return NOTHING
 
     def _set(self, name: str, state: _State, now: float) -> None:
-        settings = self._settings
-        ttl_s = {
-            _State.PRESENT: settings.hit_ttl_s,
-            _State.ABSENT: settings.miss_ttl_s,
-            _State.SILENT: settings.miss_ttl_s,
-            _State.FAILED: settings.failed_ttl_s,
-        }[state]
         self._known.pop(name, None)  # to the end: the dict is in order of change
-        self._known[name] = (state, now + ttl_s)
+        self._known[name] = (state, now + self._ttl_s[state])
         self._seen.pop(name, None)
         if state is _State.PRESENT:
             self._seen[name] = now + STORED_TTL_S
@@ -336,9 +340,10 @@ class LookupTable:
             while len(table) > MAX_KNOWN:
                 del table[next(iter(table))]
 
-    def _count(self, what: str) -> None:
-        self._counts[what] = self._counts.get(what, 0) + 1
-        self.totals[what] = self.totals.get(what, 0) + 1
+    def _count(self, what: str, count: int = 1) -> None:
+        if count:
+            self._counts[what] = self._counts.get(what, 0) + count
+            self.totals[what] = self.totals.get(what, 0) + count
 
     def _count_tenant(self, tenant: str, hits: int, asked: int) -> None:
         if tenant not in self.tenants and len(self.tenants) >= MAX_TENANTS:

@@ -97,6 +97,10 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         if self._settings.tenants and cache_salt:
             self._tenants[request_id] = tenant_directory(cache_salt)
 
+    def is_asking(self, request_id: str) -> bool:
+        """Whether ``find`` would answer no, at once: a request that waits is asked about in every step."""
+        return self._table.is_open(request_id)
+
     def find(self, request_id: str, tokens: int, keys: Callable[[], Sequence[bytes]]) -> bool:
         """Prepares ``lookup`` for a request; False: the store has not answered yet, ask again.
 

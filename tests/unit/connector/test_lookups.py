@@ -71,9 +71,12 @@ def bench() -> Bench:
 
 def test_one_call_for_a_whole_prefix(bench: Bench) -> None:
     bench.asked.there = {A, B}
+    assert not bench.table.is_open("r")
     assert bench.ask(A, B, C) is None
     assert bench.ask(A, B, C) is None, "not asked twice"
+    assert bench.table.is_open("r")
     bench.work()
+    assert not bench.table.is_open("r")
     assert bench.asked.calls == [[chunk_name(key) for key in (A, B, C)]]
     assert bench.ask(A, B, C) == {A, B}
     assert len(bench.asked.calls) == 1
@@ -130,6 +133,7 @@ def test_no_answer_in_time_is_a_miss_and_quiet_for_a_while(bench: Bench) -> None
     """R039: pending has a deadline; a slow store is then not asked at all."""
     assert bench.ask(A) is None
     bench.clock.advance(0.6)
+    assert not bench.table.is_open("r"), "it has run out of time"
     assert bench.ask(A) == NOTHING
     assert bench.ask(B, request="2") == NOTHING, "the store is not asked now"
     bench.clock.advance(6)
