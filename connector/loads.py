@@ -115,9 +115,7 @@ class Loader:
         job = _Job(job_id, request_id, names, now, now + (timeout_s or self._settings.load_timeout_s))
         job.fence = self._mover.fence()
         self._jobs[job_id] = job
-        # One call for each thread where staging allows it: the request waits for all of it anyway.
-        threads = self._settings.load_threads
-        size = max(self._settings.batch_chunks, min(-(-len(pieces) // threads), self._arena.slots // threads))
+        size = self._settings.batch_chunks
         batches = [pieces[at : at + size] for at in range(0, len(pieces), size)]
         job.batches_left = len(batches)
         if unclear:
