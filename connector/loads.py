@@ -22,6 +22,9 @@ from .settings import ConnectorSettings
 from .staging import Arena
 from .storage import Storage
 
+CALL_BYTES = 4 << 20
+"""Of one call of the store: what is read is then still in the processor's cache when it is copied on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadResult:
@@ -115,7 +118,8 @@ class Loader:
         job = _Job(job_id, request_id, names, now, now + (timeout_s or self._settings.load_timeout_s))
         job.fence = self._mover.fence()
         self._jobs[job_id] = job
-        size = self._settings.batch_chunks
+        largest = max((self._mover.payload_bytes[piece.group] for piece in pieces), default=1)
+        size = max(1, min(self._settings.batch_chunks, CALL_BYTES // largest))
         batches = [pieces[at : at + size] for at in range(0, len(pieces), size)]
         job.batches_left = len(batches)
         if unclear:
