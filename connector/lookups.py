@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import enum
 import itertools
 import queue
 import threading
@@ -41,11 +40,7 @@ STORED_TTL_S = 60.0
 NOTHING: frozenset[bytes] = frozenset()
 
 
-class _State(enum.Enum):
-    PRESENT = "present"
-    ABSENT = "absent"
-    FAILED = "failed to load"
-    SILENT = "no answer in time"
+_PRESENT, _ABSENT, _FAILED, _SILENT = "present", "absent", "failed to load", "no answer in time"
 
 
 @dataclasses.dataclass
@@ -84,13 +79,9 @@ class LookupTable:
         self.breaker = Breaker(1, settings.probe_interval_s, self._clock)
         self._lock = threading.Lock()
         self._questions: dict[str, _Question] = {}
-        self._ttl_s = {
-            _State.PRESENT: settings.hit_ttl_s,
-            _State.ABSENT: settings.miss_ttl_s,
-            _State.SILENT: settings.miss_ttl_s,
-            _State.FAILED: settings.failed_ttl_s,
-        }
-        self._known: dict[str, tuple[_State, float]] = {}  # name -> state and the time until which it counts
+        # By name, until when each counts. Absent chunks are not remembered: the next request asks again.
+        self._present: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
         self._seen: dict[str, float] = {}  # name -> until when it need not be stored again
         self._announced: dict[str, None] = {}
         self._gone: collections.deque[str] = collections.deque(maxlen=MAX_KNOWN)
@@ -169,15 +160,12 @@ class LookupTable:
         with self._lock:
             return self._seen.get(name, 0.0) > self._clock.monotonic_s()
 
-    def note_storing(self, name: str) -> None:
-        """The chunk is on its way into the store: that it was absent a moment ago counts no more."""
-        with self._lock:
-            if self._known.get(name, (None, 0.0))[0] in (_State.ABSENT, _State.SILENT):
-                del self._known[name]
-
     def note_stored(self, name: str) -> None:
+        now = self._clock.monotonic_s()
         with self._lock:
-            self._set(name, _State.PRESENT, self._clock.monotonic_s())
+            self._failed.pop(name, None)
+            self._present[name] = now + self._settings.hit_ttl_s
+            self._seen[name] = now + STORED_TTL_S
             if self._watch:
                 self._announced[name] = None
                 while len(self._announced) > MAX_KNOWN:
@@ -190,19 +178,22 @@ class LookupTable:
     def note_failed(self, name: str) -> None:
         """A load failed: a miss until it is stored again, or for a while."""
         with self._lock:
-            self._set(name, _State.FAILED, self._clock.monotonic_s())
+            self._present.pop(name, None)
+            self._seen.pop(name, None)
+            self._failed[name] = self._clock.monotonic_s() + self._settings.failed_ttl_s
             self._lose(name)
+            self._trim()
         self._questions.clear()  # their answers may hold it
 
     def has_failed(self, name: str) -> bool:
         """Whether the file in the store is to be replaced rather than kept."""
         with self._lock:
-            state, until = self._known.get(name, (None, 0.0))
-            return state is _State.FAILED and until > self._clock.monotonic_s()
+            return self._failed.get(name, 0.0) > self._clock.monotonic_s()
 
     def clear(self) -> None:
         with self._lock:
-            self._known.clear()
+            self._present.clear()
+            self._failed.clear()
             self._seen.clear()
             for name in list(self._announced):
                 self._lose(name)
@@ -223,24 +214,22 @@ class LookupTable:
         names = [
             [chunk_name(key, question.tenant) for key in each] for question, each in zip(questions, keys, strict=True)
         ]
+        everything = dict.fromkeys(itertools.chain.from_iterable(names))
         now = self._clock.monotonic_s()
-        states: dict[str, _State] = {}
         with self._lock:
-            for each in names:
-                for name in each:
-                    state, until = self._known.get(name, (None, 0.0))
-                    if state is not None and now < until:
-                        states[name] = state
-        unknown = list(dict.fromkeys(name for each in names for name in each if name not in states))
-        if unknown:
-            states |= self._fetch(unknown)
+            failed = {name for name in everything if self._failed.get(name, 0.0) > now} if self._failed else set()
+            there = {name for name in everything if self._present.get(name, 0.0) > now} if self._present else set()
+        unknown = [name for name in everything if name not in there and name not in failed]
+        found = self._fetch(unknown) if unknown else set()
+        there |= found or set()
         now = self._clock.monotonic_s()
         for question, its_keys, its_names in zip(questions, keys, names, strict=True):
-            its_states = [states[name] for name in its_names]
-            hits = frozenset(key for key, state in zip(its_keys, its_states, strict=True) if state is _State.PRESENT)
+            hits = frozenset(key for key, name in zip(its_keys, its_names, strict=True) if name in there)
+            bad = sum(name in failed for name in its_names) if failed else 0
             with self._lock:
-                for state in _State:
-                    self._count(state.value, its_states.count(state))
+                self._count(_PRESENT, len(hits))
+                self._count(_FAILED, bad)
+                self._count(_SILENT if found is None else _ABSENT, len(its_keys) - len(hits) - bad)
                 if question.tenant:
                     self._count_tenant(question.tenant, len(hits), len(its_keys))
             if question.hits is None:
@@ -266,7 +255,7 @@ class LookupTable:
             for name, there in zip(names, found, strict=True):
                 if not there:
                     self._lose(name)
-                    self._known.pop(name, None)
+                    self._present.pop(name, None)
                     self._seen.pop(name, None)
                 elif name in self._announced:
                     del self._announced[name]
@@ -277,29 +266,27 @@ class LookupTable:
             del self._announced[name]
             self._gone.append(name)
 
-    def _fetch(self, names: list[str]) -> dict[str, _State]:
+    def _fetch(self, names: list[str]) -> set[str] | None:
+        """Asks the store; gives those that are there, None if nobody answered."""
         found = self._ask_store(names)
         now = self._clock.monotonic_s()
         if found is None:
             self.breaker.failed("nobody answered")
-            states = dict.fromkeys(names, _State.SILENT)
-        else:
-            self.breaker.succeeded()
-            states = {
-                name: _State.PRESENT if there else _State.ABSENT for name, there in zip(names, found, strict=True)
-            }
+            return None
+        self.breaker.succeeded()
+        there = set(itertools.compress(names, found))
         with self._lock:
-            for name, state in states.items():
-                known, until = self._known.get(name, (None, 0.0))
-                if known is _State.FAILED and now < until:
-                    states[name] = known  # while we asked
-                else:
-                    if state is _State.ABSENT:
-                        self.gone_total += name in self._seen
-                        self._lose(name)
-                    self._set(name, state, now)
+            if self._failed:  # while we asked
+                there = {name for name in there if self._failed.get(name, 0.0) <= now}
+            self._present.update(dict.fromkeys(there, now + self._settings.hit_ttl_s))
+            gone = (self._seen.keys() | self._announced.keys()) & set(names) - there
+            for name in gone:
+                self.gone_total += self._seen.pop(name, None) is not None
+                self._present.pop(name, None)
+                self._lose(name)
+            self._seen.update(dict.fromkeys(there, now + STORED_TTL_S))
             self._trim()
-        return states
+        return there
 
     def _run(self) -> None:
         while True:
@@ -325,18 +312,11 @@ class LookupTable:
         question.hits = NOTHING
         question.until_s = now + self._settings.miss_ttl_s
         with self._lock:
-            self._count(_State.SILENT.value)
+            self._count(_SILENT)
         return NOTHING
 
-    def _set(self, name: str, state: _State, now: float) -> None:
-        self._known.pop(name, None)  # to the end: the dict is in order of change
-        self._known[name] = (state, now + self._ttl_s[state])
-        self._seen.pop(name, None)
-        if state is _State.PRESENT:
-            self._seen[name] = now + STORED_TTL_S
-
     def _trim(self) -> None:
-        for table in (self._known, self._seen):
+        for table in (self._present, self._failed, self._seen):
             while len(table) > MAX_KNOWN:
                 del table[next(iter(table))]
 
@@ -359,7 +339,7 @@ class LookupTable:
             counts, self._counts = self._counts, {}
         self._next_report_s = now + REPORT_INTERVAL_S
         if counts:
-            hits = counts.pop(_State.PRESENT.value, 0)
+            hits = counts.pop(_PRESENT, 0)
             asked = hits + sum(counts.values())
             why = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
             self._notices.info("%d of %d chunk lookups were hits (%.0f %%); misses: %s",

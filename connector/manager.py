@@ -199,7 +199,6 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
             end = req_context.get_offload_key_position(key)
             is_decode = prompt_tokens is not None and end is not None and end > prompt_tokens
             self._storing[name] = _Storing(now + self._patience_s(), self._ranks, is_decode)
-            self._table.note_storing(name)
             wanted.append(key)
         return PrepareStoreOutput(wanted, self._files(wanted, req_context, frozenset(replace)), [])
 
