@@ -59,7 +59,7 @@ class Engine:
     def __init__(self) -> None:
         import numpy
 
-        from ..connector.pages import PageMover
+        from ..connector.pages import HostPages
 
         generator = numpy.random.default_rng(1)
         self.blocks = CHUNKS * BLOCKS_PER_CHUNK + 1  # block 0 is the engine's placeholder
@@ -68,7 +68,7 @@ class Engine:
             generator.integers(-128, 128, shape, dtype=numpy.int8) for _ in range(LAYERS)
         ]
         self.expected = [layer.copy() for layer in self.layers]
-        self.mover: PageMover = PageMover([self.layers], BLOCKS_PER_CHUNK)
+        self.mover: PageMover = HostPages([self.layers], BLOCKS_PER_CHUNK)
 
     def pieces(self, prefix: str) -> list[Piece]:
         return [
@@ -170,7 +170,7 @@ class Bare:
         for piece in pieces:
             (slot,) = self._arena.acquire(1, WAIT_S)
             view = self._arena.view(slot, CHUNK_BYTES)
-            self._mover.gather(piece, view)
+            self._mover.gather([piece], [view], None)
             self._write(f"{self._directory}/{piece.name}", view)
             self._arena.release([slot])
 
@@ -181,7 +181,7 @@ class Bare:
         (slot,) = self._arena.acquire(1, WAIT_S)
         view = self._arena.view(slot, CHUNK_BYTES)
         self._read(f"{self._directory}/{piece.name}", view)
-        self._mover.scatter(piece, view)
+        self._mover.scatter([piece], [view], None)
         self._arena.release([slot])
 
     def forget(self) -> None:
