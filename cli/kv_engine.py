@@ -130,4 +130,3 @@ def _get(engine: str, path: str) -> bytes:
             return data
     except (OSError, ValueError) as error:
         raise Unavailable(f"{engine}{path}: {error}") from None
-
