@@ -137,6 +137,13 @@ class NoSpace(HearthError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class QuotaExceeded(HearthError):
+    """The directory's quota is used up; the cluster may have room all the same."""
+
+    number = errno.EDQUOT
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class Busy(HearthError):
     """A bounded queue is full."""
 

@@ -393,18 +393,23 @@ global___GetXattrsReply = GetXattrsReply
 
 @typing.final
 class StatfsRequest(google.protobuf.message.Message):
+    """Of the whole cluster, or where a quota holds for `inode`: what that leaves."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: builtins.int
+    INODE_FIELD_NUMBER: builtins.int
+    inode: builtins.int
     @property
     def context(self) -> hearthfs.proto.common_pb2.Context: ...
     def __init__(
         self,
         *,
         context: hearthfs.proto.common_pb2.Context | None = ...,
+        inode: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "inode", b"inode"]) -> None: ...
 
 global___StatfsRequest = StatfsRequest
 
@@ -614,6 +619,7 @@ class MutateRequest(google.protobuf.message.Message):
     PUT_MANY_FIELD_NUMBER: builtins.int
     REPORT_BAD_REPLICA_FIELD_NUMBER: builtins.int
     UNLINK_MANY_FIELD_NUMBER: builtins.int
+    EVICT_MANY_FIELD_NUMBER: builtins.int
     client_id: builtins.int
     request_id: builtins.int
     """1, 2, 3 … per client; the same number again is the same request and gets the same answer"""
@@ -661,6 +667,8 @@ class MutateRequest(google.protobuf.message.Message):
     def report_bad_replica(self) -> global___ReportBadReplica: ...
     @property
     def unlink_many(self) -> global___UnlinkMany: ...
+    @property
+    def evict_many(self) -> global___EvictMany: ...
     def __init__(
         self,
         *,
@@ -688,10 +696,11 @@ class MutateRequest(google.protobuf.message.Message):
         put_many: global___PutMany | None = ...,
         report_bad_replica: global___ReportBadReplica | None = ...,
         unlink_many: global___UnlinkMany | None = ...,
+        evict_many: global___EvictMany | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate", b"allocate", "context", b"context", "create", b"create", "create_many", b"create_many", "discard", b"discard", "link", b"link", "mkdir", b"mkdir", "mknod", b"mknod", "op", b"op", "publish", b"publish", "publish_many", b"publish_many", "put_many", b"put_many", "remove_xattr", b"remove_xattr", "rename", b"rename", "report_bad_replica", b"report_bad_replica", "rmdir", b"rmdir", "set_xattr", b"set_xattr", "setattr", b"setattr", "symlink", b"symlink", "unlink", b"unlink", "unlink_many", b"unlink_many"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acked_below", b"acked_below", "allocate", b"allocate", "client_id", b"client_id", "context", b"context", "create", b"create", "create_many", b"create_many", "discard", b"discard", "link", b"link", "mkdir", b"mkdir", "mknod", b"mknod", "no_wait", b"no_wait", "op", b"op", "publish", b"publish", "publish_many", b"publish_many", "put_many", b"put_many", "remove_xattr", b"remove_xattr", "rename", b"rename", "report_bad_replica", b"report_bad_replica", "request_id", b"request_id", "rmdir", b"rmdir", "set_xattr", b"set_xattr", "setattr", b"setattr", "symlink", b"symlink", "unlink", b"unlink", "unlink_many", b"unlink_many"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["op", b"op"]) -> typing.Literal["create", "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "setattr", "set_xattr", "remove_xattr", "allocate", "discard", "publish", "publish_many", "create_many", "put_many", "report_bad_replica", "unlink_many"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate", b"allocate", "context", b"context", "create", b"create", "create_many", b"create_many", "discard", b"discard", "evict_many", b"evict_many", "link", b"link", "mkdir", b"mkdir", "mknod", b"mknod", "op", b"op", "publish", b"publish", "publish_many", b"publish_many", "put_many", b"put_many", "remove_xattr", b"remove_xattr", "rename", b"rename", "report_bad_replica", b"report_bad_replica", "rmdir", b"rmdir", "set_xattr", b"set_xattr", "setattr", b"setattr", "symlink", b"symlink", "unlink", b"unlink", "unlink_many", b"unlink_many"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acked_below", b"acked_below", "allocate", b"allocate", "client_id", b"client_id", "context", b"context", "create", b"create", "create_many", b"create_many", "discard", b"discard", "evict_many", b"evict_many", "link", b"link", "mkdir", b"mkdir", "mknod", b"mknod", "no_wait", b"no_wait", "op", b"op", "publish", b"publish", "publish_many", b"publish_many", "put_many", b"put_many", "remove_xattr", b"remove_xattr", "rename", b"rename", "report_bad_replica", b"report_bad_replica", "request_id", b"request_id", "rmdir", b"rmdir", "set_xattr", b"set_xattr", "setattr", b"setattr", "symlink", b"symlink", "unlink", b"unlink", "unlink_many", b"unlink_many"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["op", b"op"]) -> typing.Literal["create", "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "setattr", "set_xattr", "remove_xattr", "allocate", "discard", "publish", "publish_many", "create_many", "put_many", "report_bad_replica", "unlink_many", "evict_many"] | None: ...
 
 global___MutateRequest = MutateRequest
 
@@ -1216,6 +1225,7 @@ class PutMany(google.protobuf.message.Message):
     DIGESTS_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
     KEEP_EXISTING_FIELD_NUMBER: builtins.int
+    DEPTHS_FIELD_NUMBER: builtins.int
     parent: builtins.int
     mode: builtins.int
     uid: builtins.int
@@ -1233,6 +1243,10 @@ class PutMany(google.protobuf.message.Message):
     def lengths_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def depths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """none, or one per name: how deep in its prompt; of equally old files the deepest goes first"""
+
     def __init__(
         self,
         *,
@@ -1247,11 +1261,34 @@ class PutMany(google.protobuf.message.Message):
         digests: collections.abc.Iterable[builtins.int] | None = ...,
         worker_id: builtins.str = ...,
         keep_existing: builtins.bool = ...,
+        depths: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["names", b"names"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "digests", b"digests", "generations", b"generations", "gid", b"gid", "keep_existing", b"keep_existing", "lengths_bytes", b"lengths_bytes", "mode", b"mode", "names", b"names", "parent", b"parent", "uid", b"uid", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "depths", b"depths", "digests", b"digests", "generations", b"generations", "gid", b"gid", "keep_existing", b"keep_existing", "lengths_bytes", b"lengths_bytes", "mode", b"mode", "names", b"names", "parent", b"parent", "uid", b"uid", "worker_id", b"worker_id"]) -> None: ...
 
 global___PutMany = PutMany
+
+@typing.final
+class EvictMany(google.protobuf.message.Message):
+    """Removes files as eviction does: only those in cache directories that are not pinned; EPERM for others."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    directory: builtins.int
+    @property
+    def names(self) -> hearthfs.proto.common_pb2.PackedNames: ...
+    def __init__(
+        self,
+        *,
+        directory: builtins.int = ...,
+        names: hearthfs.proto.common_pb2.PackedNames | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["names", b"names"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["directory", b"directory", "names", b"names"]) -> None: ...
+
+global___EvictMany = EvictMany
 
 @typing.final
 class ReportBadReplica(google.protobuf.message.Message):
@@ -1411,8 +1448,13 @@ class HeartbeatRequest(google.protobuf.message.Message):
     ADDED_FIELD_NUMBER: builtins.int
     REMOVED_FIELD_NUMBER: builtins.int
     COPIED_FIELD_NUMBER: builtins.int
+    READ_BLOCKS_FIELD_NUMBER: builtins.int
+    ANSWERED_FIELD_NUMBER: builtins.int
+    IN_USE_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     incarnation: builtins.int
+    answered: builtins.int
+    """the question that `in_use` answers; 0: none"""
     @property
     def context(self) -> hearthfs.proto.common_pb2.Context: ...
     @property
@@ -1429,6 +1471,14 @@ class HeartbeatRequest(google.protobuf.message.Message):
     def copied(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CopyResult]:
         """how orders to copy ended"""
 
+    @property
+    def read_blocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """opened here since the last acknowledged heartbeat, each once"""
+
+    @property
+    def in_use(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """those of it that somebody has open or leased here"""
+
     def __init__(
         self,
         *,
@@ -1439,9 +1489,12 @@ class HeartbeatRequest(google.protobuf.message.Message):
         added: collections.abc.Iterable[global___BlockReport] | None = ...,
         removed: collections.abc.Iterable[global___BlockKey] | None = ...,
         copied: collections.abc.Iterable[global___CopyResult] | None = ...,
+        read_blocks: collections.abc.Iterable[builtins.int] | None = ...,
+        answered: builtins.int = ...,
+        in_use: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["added", b"added", "context", b"context", "copied", b"copied", "disks", b"disks", "incarnation", b"incarnation", "removed", b"removed", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["added", b"added", "answered", b"answered", "context", b"context", "copied", b"copied", "disks", b"disks", "in_use", b"in_use", "incarnation", b"incarnation", "read_blocks", b"read_blocks", "removed", b"removed", "worker_id", b"worker_id"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -1456,11 +1509,18 @@ class HeartbeatReply(google.protobuf.message.Message):
     BLOCK_SECRETS_FIELD_NUMBER: builtins.int
     COPY_FIELD_NUMBER: builtins.int
     VERIFY_FIELD_NUMBER: builtins.int
+    QUESTION_FIELD_NUMBER: builtins.int
+    MAY_EVICT_FIELD_NUMBER: builtins.int
+    RESERVE_BYTES_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     report_all: builtins.bool
     """send a full report"""
     register: builtins.bool
     """the master does not know this worker or incarnation: register again"""
+    question: builtins.int
+    """> 0: which of `may_evict` are in use? To be answered at once"""
+    reserve_bytes: builtins.int
+    """a worker that has less free than this says so at once"""
     @property
     def delete(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]: ...
     @property
@@ -1473,6 +1533,8 @@ class HeartbeatReply(google.protobuf.message.Message):
     def verify(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]:
         """somebody doubts them: `added` if they are right, `removed` if not"""
 
+    @property
+    def may_evict(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]: ...
     def __init__(
         self,
         *,
@@ -1483,8 +1545,11 @@ class HeartbeatReply(google.protobuf.message.Message):
         block_secrets: collections.abc.Iterable[global___BlockSecret] | None = ...,
         copy: collections.abc.Iterable[global___CopyOrder] | None = ...,
         verify: collections.abc.Iterable[global___BlockKey] | None = ...,
+        question: builtins.int = ...,
+        may_evict: collections.abc.Iterable[global___BlockKey] | None = ...,
+        reserve_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "copy", b"copy", "delete", b"delete", "epoch", b"epoch", "register", b"register", "report_all", b"report_all", "verify", b"verify"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "copy", b"copy", "delete", b"delete", "epoch", b"epoch", "may_evict", b"may_evict", "question", b"question", "register", b"register", "report_all", b"report_all", "reserve_bytes", b"reserve_bytes", "verify", b"verify"]) -> None: ...
 
 global___HeartbeatReply = HeartbeatReply
 
@@ -1730,6 +1795,7 @@ class StatusReply(google.protobuf.message.Message):
     REPAIR_FAILURES_FIELD_NUMBER: builtins.int
     REBALANCE_PERCENT_FIELD_NUMBER: builtins.int
     SCANNED_NS_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     epoch: builtins.int
     version: builtins.str
@@ -1753,6 +1819,10 @@ class StatusReply(google.protobuf.message.Message):
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerStatus]: ...
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
+    @property
+    def evicted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Evicted]:
+        """since the master started"""
+
     def __init__(
         self,
         *,
@@ -1770,11 +1840,34 @@ class StatusReply(google.protobuf.message.Message):
         repair_failures: builtins.int = ...,
         rebalance_percent: builtins.int = ...,
         scanned_ns: builtins.int = ...,
+        evicted: collections.abc.Iterable[global___Evicted] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["totals", b"totals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "degraded_files", b"degraded_files", "epoch", b"epoch", "journal_sequence", b"journal_sequence", "rebalance_percent", b"rebalance_percent", "repair_failures", b"repair_failures", "repairing_files", b"repairing_files", "scanned_ns", b"scanned_ns", "sessions", b"sessions", "started_ns", b"started_ns", "totals", b"totals", "unavailable_files", b"unavailable_files", "version", b"version", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "degraded_files", b"degraded_files", "epoch", b"epoch", "evicted", b"evicted", "journal_sequence", b"journal_sequence", "rebalance_percent", b"rebalance_percent", "repair_failures", b"repair_failures", "repairing_files", b"repairing_files", "scanned_ns", b"scanned_ns", "sessions", b"sessions", "started_ns", b"started_ns", "totals", b"totals", "unavailable_files", b"unavailable_files", "version", b"version", "workers", b"workers"]) -> None: ...
 
 global___StatusReply = StatusReply
+
+@typing.final
+class Evicted(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """"worker", "cluster", "quota", "ttl", "asked" """
+    files: builtins.int
+    size_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        files: builtins.int = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files", "reason", b"reason", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___Evicted = Evicted
 
 @typing.final
 class WorkerStatus(google.protobuf.message.Message):
