@@ -18,9 +18,10 @@ from ..common.errors import (
     TooBig,
 )
 from ..common.types import FILE_MAX_BYTES, XATTR_NAME_MAX, XATTR_VALUE_MAX_BYTES
-from . import blocks, directory_policy
+from . import blocks, directory_policy, quotas
 from .change import Change
 from .commands import XATTR_CREATE, XATTR_REPLACE, RemoveXattr, Setattr, SetXattr
+from .directory_policy import policy_of
 from .namespace import PERMISSIONS
 from .records import Inode, Reply
 from .tables import named
@@ -82,27 +83,31 @@ def set_xattr(change: Change, command: SetXattr) -> Reply:
         Exists (CREATE), NoAttribute (REPLACE), NoSpace (too many, too much), TooBig (one value), NameTooLong,
         InvalidArgument, Stale.
     """
-    inode = change.inode(command.inode)
-    _check_xattr(command.name, command.value, command.flags)
-    directory_policy.check(command.name, command.value, is_directory=inode.is_directory)
+    inode, name = change.inode(command.inode), directory_policy.canonical(command.name)
+    _check_xattr(name, command.value, command.flags)
+    directory_policy.check(name, command.value, is_directory=inode.is_directory)
     present = change.xattrs(command.inode)
-    if command.name in present and command.flags == XATTR_CREATE:
-        raise Exists(f"inode {command.inode} has the attribute {command.name!r}")
-    if command.name not in present and command.flags == XATTR_REPLACE:
-        raise NoAttribute(f"inode {command.inode} has no attribute {command.name!r}")
-    present[command.name] = command.value
+    if name in present and command.flags == XATTR_CREATE:
+        raise Exists(f"inode {command.inode} has the attribute {name!r}")
+    if name not in present and command.flags == XATTR_REPLACE:
+        raise NoAttribute(f"inode {command.inode} has no attribute {name!r}")
+    present[name] = command.value
     if len(present) > XATTRS_MAX or sum(map(len, present.values())) > XATTRS_MAX_BYTES:
         raise NoSpace(f"inode {command.inode}: at most {XATTRS_MAX} attributes, {XATTRS_MAX_BYTES} bytes together")
-    change.txn.put("xattrs", named(command.inode, command.name), command.value)
+    change.txn.put("xattrs", named(command.inode, name), command.value)
+    if name == directory_policy.QUOTA:
+        inode = quotas.limit(change, command.inode, inode, policy_of(present).quota_bytes)
     return _changed(change, command.inode, inode)
 
 
 def remove_xattr(change: Change, command: RemoveXattr) -> Reply:
     """Raises: NoAttribute, Stale, NameTooLong, InvalidArgument."""
-    inode = change.inode(command.inode)
-    _check_xattr(command.name, b"", 0)
-    if not change.delete("xattrs", named(command.inode, command.name)):
-        raise NoAttribute(f"inode {command.inode} has no attribute {command.name!r}")
+    inode, name = change.inode(command.inode), directory_policy.canonical(command.name)
+    _check_xattr(name, b"", 0)
+    if not change.delete("xattrs", named(command.inode, name)):
+        raise NoAttribute(f"inode {command.inode} has no attribute {name!r}")
+    if name == directory_policy.QUOTA:
+        inode = quotas.limit(change, command.inode, inode, 0)
     return _changed(change, command.inode, inode)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import stat
 
+import msgspec
+
 from ..common.errors import Exists, HearthError, InvalidArgument, IsADirectory
-from . import blocks
+from . import blocks, quotas
 from .change import Change, item_errno
 from .commands import PublishMany, PutMany
 from .namespace import PERMISSIONS, check_name, make, touch_directory
@@ -33,7 +35,14 @@ def put_many(change: Change, command: PutMany) -> Reply:
         InvalidArgument: columns of different lengths, an unknown worker.
         Stale, NotADirectory: the directory.
     """
-    columns = (command.blocks, command.generations, command.lengths_bytes, command.digests)
+    columns: tuple[tuple[int, ...], ...] = (
+        command.blocks,
+        command.generations,
+        command.lengths_bytes,
+        command.digests,
+    )
+    if command.depths:
+        columns = (*columns, command.depths)
     if any(len(column) != len(command.names) for column in columns):
         raise InvalidArgument(
             f"put of {len(command.names)} names with columns of {[len(column) for column in columns]}"
@@ -74,12 +83,17 @@ def _put(change: Change, command: PutMany, parent: Inode, index: int, name: byte
         if working is not None:
             blocks.drop_working(change, block, working)
         return dentry.inode
+    quota, old_bytes = (parent.quota, 0) if old is None else (old.quota, blocks.length_of(old))
+    quotas.check_room(change, quota, length_bytes - old_bytes)
+    depth = command.depths[index] if command.depths else 0
     if dentry is not None and old is not None:
         number, inode = dentry.inode, old
+        if depth:
+            inode = msgspec.structs.replace(inode, depth=depth)
         change.touch_inode(number, old.parents, content=True)
     else:
         mode = stat.S_IFREG | command.mode & PERMISSIONS
-        number, inode = make(change, command.parent, parent, name, mode, command.uid, command.gid)
+        number, inode = make(change, command.parent, parent, name, mode, command.uid, command.gid, depth=depth)
     blocks.replace_content(
         change,
         number,

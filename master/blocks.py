@@ -16,6 +16,7 @@ import msgspec
 
 from ..common.errors import FileTooBig, InvalidArgument, IsADirectory, Stale
 from ..common.types import FILE_MAX_BYTES
+from . import quotas
 from .change import Change
 from .commands import (
     Allocate,
@@ -101,6 +102,7 @@ def publish(change: Change, item: Publication) -> Reply:
         raise Stale(f"inode {item.inode}: its content is version {inode.version} now, not {item.if_version}")
     working = take_working(change, item.block, item.generation) if item.block else None
     check_worker(change, item.worker_id)
+    quotas.check_room(change, inode.quota, item.length_bytes - length_of(inode))
     new = replace_content(
         change,
         item.inode,
@@ -124,6 +126,9 @@ def _publish_again(change: Change, item: Publication, inode: Inode, current: Ext
         return Reply(inode=item.inode, attributes=inode)
     if current.sealed or not item.length_bytes:
         raise Stale(f"block {item.block:016x} is sealed with {current.length_bytes} bytes; it cannot change")
+    grown_bytes = item.length_bytes - current.length_bytes
+    quotas.check_room(change, inode.quota, grown_bytes)
+    quotas.add(change, inode.quota, grown_bytes)
     grown = msgspec.structs.replace(
         current,
         length_bytes=item.length_bytes,
@@ -142,6 +147,11 @@ def _publish_again(change: Change, item: Publication, inode: Inode, current: Ext
     change.put_inode(item.inode, new)
     change.touch_inode(item.inode, new.parents, content=True)
     return Reply(inode=item.inode, attributes=new)
+
+
+def length_of(inode: Inode) -> int:
+    """What a file counts with: what its block takes, holes at its end not."""
+    return inode.extents[0].length_bytes if inode.extents else 0
 
 
 def check_worker(change: Change, worker_id: str) -> None:
@@ -191,6 +201,8 @@ def replace_content(
             change.put("blocks", u64(block), Block(number, working.generation))
             change.put("worker_blocks", of_worker(holder, block), Held(working.generation, change.now_ns))
             change.count.blocks += 1
+            quotas.add(change, inode.quota, length_bytes)
+            change.stored(inode, extents[0], (holder,), quotas.chain(change, inode.quota))
         else:  # an empty file needs no block
             change.put("garbage", of_worker(working.worker_id, block), Garbage(working.generation))
     new = msgspec.structs.replace(
@@ -208,6 +220,8 @@ def replace_content(
 def free_extents(change: Change, inode: Inode) -> None:
     """The file's block leaves it; the caller writes or deletes the inode."""
     for extent in inode.extents:
+        quotas.add(change, inode.quota, -extent.length_bytes)
+        change.freed(extent, extent.workers, quotas.chain(change, inode.quota))
         change.delete("blocks", u64(extent.block))
         change.count.blocks -= 1
         if not extent.workers:
@@ -252,6 +266,7 @@ def _add_replica(change: Change, worker_id: str, held: HeldBlock) -> None:
     _put_workers(change, number, inode, extent, (*extent.workers, worker_id))
     change.delete("garbage", of_worker(worker_id, held.block))
     change.put("worker_blocks", of_worker(worker_id, held.block), Held(held.generation, change.now_ns))
+    change.stored(inode, extent, (worker_id,))
 
 
 def _remove_replica(change: Change, worker_id: str, block: int, generation: int) -> bool:
@@ -259,6 +274,7 @@ def _remove_replica(change: Change, worker_id: str, block: int, generation: int)
     if found is None or worker_id not in found[2].workers:
         return False
     number, inode, extent = found
+    change.freed(extent, (worker_id,))
     change.delete("worker_blocks", of_worker(worker_id, block))
     left = tuple(other for other in extent.workers if other != worker_id)
     if not left:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from ..common.errors import DataDamaged, HearthError
-from .records import Counters, Inode
+from .directory_policy import DirectoryPolicy
+from .records import Counters, Extent, Inode, Quota
 from .tables import Transaction, named, pair, u64
 from .view import View
 
@@ -28,6 +29,26 @@ class Touch(NamedTuple):
     holders: tuple[int, ...]
 
 
+class Stored(NamedTuple):
+    """A block of a file that may be evicted one day came to these workers, or into these quotas."""
+
+    workers: tuple[str, ...]
+    quotas: tuple[int, ...]
+    block: int
+    size_bytes: int
+    depth: int
+    file: tuple[int, bytes]  # directory, name
+
+
+class Freed(NamedTuple):
+    """A block left these workers and quotas."""
+
+    workers: tuple[str, ...]
+    quotas: tuple[int, ...]
+    block: int
+    size_bytes: int
+
+
 def item_errno(error: HearthError) -> int:
     """The errno of one failed item of a batch; damage fails the whole batch. Raises: DataDamaged."""
     if isinstance(error, DataDamaged):
@@ -44,7 +65,11 @@ class Change(View):
         self.now_ns = now_ns
         self.client_id = client_id
         self.touched: list[Touch] = []
+        self.moved: list[Stored | Freed] = []
         self._counters: Counters | None = None
+        self._changed_quotas: set[int] = set()
+        self._quotas: dict[int, Quota | None] = {}
+        self._policies: dict[int, DirectoryPolicy] = {}
 
     # ---------------------------------------------------------------- what was touched
 
@@ -53,6 +78,36 @@ class Change(View):
 
     def touch_inode(self, number: int, parents: Iterable[int], content: bool = False) -> None:
         self.touched.append(Touch(0, b"", number, content, (number, *parents)))
+
+    # ---------------------------------------------------------------- what came and went
+
+    def policy(self, directory: int) -> DirectoryPolicy:
+        """As of the first time that this command asked."""
+        if directory not in self._policies:
+            self._policies[directory] = super().policy(directory)
+        return self._policies[directory]
+
+    def stored(self, inode: Inode, extent: Extent, workers: tuple[str, ...], quotas: tuple[int, ...] = ()) -> None:
+        """Notes it if the file may be evicted one day."""
+        if inode.links and self.policy(inode.links[0][0]).cache:
+            size_bytes, file = extent.length_bytes, inode.links[0]
+            self.moved.append(Stored(workers, quotas, extent.block, size_bytes, inode.depth, file))
+
+    def freed(self, extent: Extent, workers: tuple[str, ...], quotas: tuple[int, ...] = ()) -> None:
+        self.moved.append(Freed(workers, quotas, extent.block, extent.length_bytes))
+
+    # ---------------------------------------------------------------- quotas
+
+    def find_quota(self, quota: int) -> Quota | None:
+        """With the changes of this command; they are written by ``flush``."""
+        if quota not in self._quotas:
+            self._quotas[quota] = super().find_quota(quota)
+        return self._quotas[quota]
+
+    def put_quota(self, quota: int, record: Quota | None) -> None:
+        """None: it is no more."""
+        self._quotas[quota] = record
+        self._changed_quotas.add(quota)
 
     # ---------------------------------------------------------------- counters
 
@@ -64,6 +119,12 @@ class Change(View):
         return self._counters
 
     def flush(self) -> None:
+        for quota in self._changed_quotas:
+            record = self._quotas[quota]
+            if record is None:
+                self.txn.delete("quotas", u64(quota))
+            else:
+                self.txn.put("quotas", u64(quota), _encode(record))
         if self._counters is not None:
             self.txn.put("meta", b"counters", _encode(self._counters))
 

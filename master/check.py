@@ -67,6 +67,7 @@ class Check:
         self._published = 0
         self._without_replica = 0
         self._held = 0
+        self._quota_bytes: dict[int, int] = {}
 
     def rows(self) -> Iterator[Row | None]:
         """Raises: DataDamaged: a value does not match its checksum."""
@@ -140,7 +141,13 @@ class Check:
             self.problem(f"inode {number}: nlink is {inode.nlink}, and it has {len(inode.links)} names")
         if len(inode.extents) > 1 or (inode.extents and not inode.is_regular):
             self.problem(f"inode {number} has {len(inode.extents)} extents")
+        if inode.quota and inode.quota not in self._quota_bytes:
+            self._quota_bytes[inode.quota] = 0
+            if self._view.find_quota(inode.quota) is None:
+                self.problem(f"inode {number} counts in quota {inode.quota}, which does not exist")
         for extent in inode.extents:
+            if inode.quota:
+                self._quota_bytes[inode.quota] += extent.length_bytes
             self._without_replica += not extent.workers
             self._held += len(extent.workers)
             block = self._view.find_block(extent.block)
@@ -211,12 +218,26 @@ class Check:
         found = (self.inodes, self._published, self._without_replica)
         if told != found:
             self.problem(f"counters of inodes, blocks and files without replica say {told}, the tables have {found}")
+        self._check_quotas()
         xattr_owner = 0
         for key, _ in rows(self._view.reader, "xattrs"):
             owner = from_u64(key[:8])
             if owner != xattr_owner and self._view.find_inode(owner) is None:
                 self.problem(f"extended attributes of inode {owner}, which does not exist")
             xattr_owner = owner
+
+
+    def _check_quotas(self) -> None:
+        used: dict[int, int] = {}
+        for quota, size_bytes in self._quota_bytes.items():
+            for number, _ in self._view.quota_chain(quota):
+                used[number] = used.get(number, 0) + size_bytes
+        for number, record in self._view.quotas():
+            if record.used_bytes != used.get(number, 0):
+                self.problem(
+                    f"quota {number} of directory {record.directory} counts {record.used_bytes} bytes, "
+                    f"its files have {used.get(number, 0)}"
+                )
 
 
 def problems(view: View) -> list[str]:

@@ -113,6 +113,7 @@ def _put_many(op: master_pb2.PutMany, live: tuple[str, ...]) -> commands.PutMany
         worker_id=op.worker_id,
         keep_existing=op.keep_existing,
         live_workers=live if op.keep_existing else (),
+        depths=tuple(op.depths),
     )
 
 
@@ -161,6 +162,7 @@ _SIMPLE: dict[str, Callable[..., commands.AnyCommand]] = {
     "link": lambda op: commands.Link(op.inode, op.parent, op.name),
     "unlink": lambda op: commands.Unlink(op.parent, op.name),
     "unlink_many": lambda op: commands.UnlinkMany(op.directory, tuple(names(op.names, BATCH_ITEMS_MAX))),
+    "evict_many": lambda op: commands.EvictMany(op.directory, tuple(names(op.names, BATCH_ITEMS_MAX))),
     "rmdir": lambda op: commands.Rmdir(op.parent, op.name),
     "rename": lambda op: commands.Rename(op.parent, op.name, op.new_parent, op.new_name, op.flags),
     "setattr": _setattr,

@@ -200,6 +200,44 @@ class Discard(Command, frozen=True):
     blocks: tuple[int, ...]
 
 
+class Victim(msgspec.Struct, frozen=True):
+    inode: int
+    block: int
+    generation: int
+
+
+class Evict(Command, frozen=True):
+    """Files that were chosen to make room: each goes only if it still is what was chosen."""
+
+    victims: tuple[Victim, ...]
+
+
+class EvictMany(Command, frozen=True):
+    """Files that somebody asked to be evicted."""
+
+    parent: int
+    names: tuple[bytes, ...]
+
+
+class Expire(Command, frozen=True):
+    """Those of the files whose directory's time was over at ``as_of_ns``."""
+
+    inodes: tuple[int, ...]
+    as_of_ns: int
+
+
+class SettleQuota(Command, frozen=True):
+    """Lets each of the inodes count where its directory says: those above come first."""
+
+    inodes: tuple[int, ...]
+
+
+class FinishQuota(Command, frozen=True):
+    """All below the quota's directory was settled."""
+
+    quota: int
+
+
 class Publication(msgspec.Struct, frozen=True):
     inode: int
     block: int
@@ -234,6 +272,7 @@ class PutMany(Command, frozen=True):
     worker_id: str
     keep_existing: bool = False
     live_workers: tuple[str, ...] = ()  # decides, with keep_existing, which files are readable
+    depths: tuple[int, ...] = ()
 
 
 class ReportBadReplica(Command, frozen=True):
@@ -281,6 +320,11 @@ AnyCommand = (
     | PutMany
     | ReportBadReplica
     | DropReplicas
+    | Evict
+    | EvictMany
+    | Expire
+    | SettleQuota
+    | FinishQuota
 )
 
 GROWING: tuple[type[Command], ...] = (

@@ -19,8 +19,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..common.errors import KINDS, DataDamaged, HearthError, InvalidArgument, WrongCluster
-from . import attributes, batches, blocks, commands, journal, namespace, permissions, registry, renaming
-from .change import Change, Touch
+from . import (
+    attributes,
+    batches,
+    blocks,
+    commands,
+    evicting,
+    journal,
+    namespace,
+    permissions,
+    quotas,
+    registry,
+    renaming,
+)
+from .change import Change, Freed, Stored, Touch
 from .records import Client, Result
 from .tables import Batch, Transaction, pair, u64
 from .view import View
@@ -61,6 +73,11 @@ RULES: dict[type[commands.Command], Rule] = {
     commands.PutMany: batches.put_many,
     commands.ReportBadReplica: blocks.report_bad_replica,
     commands.DropReplicas: blocks.drop_replicas,
+    commands.Evict: evicting.evict,
+    commands.EvictMany: evicting.evict_many,
+    commands.Expire: evicting.expire,
+    commands.SettleQuota: quotas.settle,
+    commands.FinishQuota: quotas.finish,
 }
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -70,6 +87,7 @@ _result_decoder = msgspec.msgpack.Decoder(Result)
 class Outcome(NamedTuple):
     result: Result
     touched: tuple[Touch, ...] = ()
+    moved: tuple[Stored | Freed, ...] = ()
     replayed: bool = False  # the request had been applied before
 
 
@@ -109,7 +127,7 @@ def apply(batch: Batch, request: commands.Request) -> Outcome:
             result = Result(_operation(request), reply=reply)
             _remember(txn, request, result)
             journal.append(txn, request)
-            return Outcome(result, tuple(change.touched))
+            return Outcome(result, tuple(change.touched), tuple(change.moved))
     except _Refused as refused:
         result = Result(_operation(request), error=type(refused.error).__name__, message=refused.error.message)
         with batch.step() as txn:

@@ -28,7 +28,7 @@ from ..common.errors import (
     TooManyLinks,
 )
 from ..common.types import NAME_MAX, ROOT_INODE, SYMLINK_MAX
-from . import blocks, directory_policy
+from . import blocks, directory_policy, quotas
 from .change import Change, item_errno
 from .commands import (
     Create,
@@ -68,7 +68,7 @@ def make_root(change: Change) -> None:
 
 
 def create(change: Change, command: Create) -> Reply:
-    """Raises: Exists, IsADirectory, Stale, NotADirectory, and what ``check_name`` raises."""
+    """Raises: Exists, IsADirectory, Stale, NotADirectory, QuotaExceeded, and what ``check_name`` raises."""
     check_name(command.name)
     parent = change.directory(command.parent)
     dentry = change.find_dentry(command.parent, command.name)
@@ -80,6 +80,7 @@ def create(change: Change, command: Create) -> Reply:
             raise IsADirectory(f"{command.name!r} in directory {command.parent} is a directory")
     else:
         mode = stat.S_IFREG | command.mode & PERMISSIONS
+        quotas.check_room(change, parent.quota, 1)
         number, inode = make(change, command.parent, parent, command.name, mode, command.uid, command.gid)
         touch_directory(change, command.parent, parent)
     working = (blocks.allocate_one(change, command.worker_id),) if command.worker_id else ()
@@ -97,6 +98,7 @@ def create_many(change: Change, command: CreateMany) -> Reply:
             check_name(name)
             dentry = change.find_dentry(command.parent, name)
             if dentry is None:
+                quotas.check_room(change, parent.quota, 1)
                 number, _ = make(change, command.parent, parent, name, mode, command.uid, command.gid)
                 made = True
             elif command.exclusive:
@@ -174,6 +176,7 @@ def make(
     *,
     rdev: int = 0,
     target: bytes = b"",
+    depth: int = 0,
 ) -> tuple[int, Inode]:
     """A new inode under a free name; the caller touches the directory. In a setgid directory the group is inherited."""
     number, now = change.next_inode(), change.now_ns
@@ -189,6 +192,8 @@ def make(
         rdev=rdev,
         target=target,
         links=((directory, name),),
+        depth=depth,
+        quota=parent.quota,
     )
     change.put_inode(number, inode)
     change.count.inodes += 1
@@ -215,13 +220,14 @@ def touch_directory(change: Change, number: int, inode: Inode, subdirectories: i
 
 
 def link(change: Change, command: Link) -> Reply:
-    """Raises: NotPermitted (a directory), TooManyLinks, Exists, Stale, NotADirectory."""
+    """Raises: NotPermitted (a directory), TooManyLinks, CrossDevice (another quota), Exists, Stale, NotADirectory."""
     parent = _free_name(change, command.parent, command.name)
     inode = change.inode(command.inode)
     if inode.is_directory:
         raise NotPermitted(f"inode {command.inode} is a directory; only other files have several names")
     if inode.nlink >= LINK_MAX:
         raise TooManyLinks(f"inode {command.inode} has {inode.nlink} names; the limit is {LINK_MAX}")
+    quotas.check_link(change, inode, parent)
     links = (*inode.links, (command.parent, command.name))
     new = _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns)
     change.put_inode(command.inode, new)
@@ -294,5 +300,6 @@ def rmdir(change: Change, command: Rmdir) -> Reply:
 def remove_empty(change: Change, number: int, inode: Inode) -> None:
     if not change.is_empty(number):
         raise NotEmpty(f"directory {number} is not empty")
+    quotas.directory_removed(change, number, inode)
     change.touch_inode(number, inode.parents)
     change.delete_inode(number)

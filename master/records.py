@@ -74,6 +74,8 @@ class Inode(msgspec.Struct, frozen=True, omit_defaults=True):
     target: bytes = b""  # of a symlink
     links: tuple[tuple[int, bytes], ...] = ()  # (parent, name)
     extents: tuple[Extent, ...] = ()  # none or one; only of regular files with valid bytes
+    depth: int = 0  # in its prompt, as whoever put it said: of equally old files the deepest is evicted first
+    quota: int = 0  # in which it counts; of a directory: what is made in it
 
     @property
     def is_directory(self) -> bool:
@@ -187,6 +189,17 @@ class Rebalancing(msgspec.Struct, frozen=True):
     """``meta`` / ``rebalancing``, if blocks are to move until no worker is so many percent above the mean."""
 
     percent: int
+
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``quotas`` / quota u64. How much all below a directory has and may have; see ``quotas``."""
+
+    directory: int
+    limit_bytes: int  # 0: no limit
+    used_bytes: int = 0
+    above: int = 0  # the quota that this one counts in
+    settled: bool = False  # all below the directory counts where it should
+    ended: bool = False
 
 
 class WorkingBlock(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from ..common.errors import InvalidArgument, IsADirectory, NotADirectory, NotFound, Stale
 from ..common.types import ROOT_INODE
+from . import quotas
 from .change import Change
 from .commands import RENAME_EXCHANGE, RENAME_NOREPLACE, Rename
 from .namespace import check_name, drop_link, exists, put_dentry, remove_empty, touch_directory
@@ -19,6 +20,7 @@ def rename(change: Change, command: Rename) -> Reply:
 
     Raises:
         NotFound, Exists (NOREPLACE), NotEmpty, IsADirectory, NotADirectory, Stale.
+        CrossDevice, QuotaExceeded: into another quota; see ``quotas``.
         InvalidArgument: flags, names, or a directory into its own subtree.
     """
     if command.flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
@@ -73,6 +75,7 @@ def _replace_target(change: Change, command: Rename, inode: Inode, target: Dentr
 
 
 def _move(change: Change, command: Rename, source: Dentry, inode: Inode, target: Dentry | None) -> Reply:
+    quotas.move(change, source.inode, inode, change.directory(command.new_parent))
     change.delete_dentry(command.parent, command.name, source.cookie)
     cookie = target.cookie if target is not None else change.next_cookie()
     put_dentry(change, command.new_parent, command.new_name, source.inode, stat.S_IFMT(inode.mode), cookie)
@@ -91,6 +94,8 @@ def _exchange(change: Change, command: Rename, source: Dentry, inode: Inode, tar
     other = change.named_inode(target.inode, command.new_parent, command.new_name)
     if other.is_directory:
         _refuse_own_subtree(change, target.inode, command.parent)
+    quotas.move(change, source.inode, inode, change.directory(command.new_parent))
+    quotas.move(change, target.inode, other, change.directory(command.parent))
     put_dentry(change, command.new_parent, command.new_name, source.inode, stat.S_IFMT(inode.mode), target.cookie)
     put_dentry(change, command.parent, command.name, target.inode, stat.S_IFMT(other.mode), source.cookie)
     here, there = (command.parent, command.name), (command.new_parent, command.new_name)
@@ -110,5 +115,7 @@ def _relink(change: Change, number: int, old: tuple[int, bytes], new: tuple[int,
     links = tuple(new if link == old else link for link in inode.links)
     moved = msgspec.structs.replace(inode, links=links, ctime_ns=change.now_ns)
     change.put_inode(number, moved)
+    for extent in moved.extents if old[0] != new[0] else ():  # it may be in a cache directory now
+        change.stored(moved, extent, extent.workers, quotas.chain(change, moved.quota))
     change.touch_inode(number, {parent for parent, _ in (*inode.links, *links)})
     return moved

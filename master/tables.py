@@ -17,6 +17,7 @@
 | clients | client u64 | Client |
 | results | client u64, request u64 | Result |
 | workers | worker id | Worker |
+| quotas | quota u64 | Quota |
 | journal | number u64 | journal.Record |
 
 Numbers are big-endian, so that the order of keys is the order of numbers.
@@ -44,6 +45,7 @@ TABLES = (
     "clients",
     "results",
     "workers",
+    "quotas",
     "journal",
 )
 PAGE_ROWS = 1000

@@ -21,6 +21,7 @@ from .records import (
     Held,
     Inode,
     Ordered,
+    Quota,
     Rebalancing,
     Session,
     Worker,
@@ -40,6 +41,7 @@ _client = msgspec.msgpack.Decoder(Client)
 _worker = msgspec.msgpack.Decoder(Worker)
 _counters = msgspec.msgpack.Decoder(Counters)
 _rebalancing = msgspec.msgpack.Decoder(Rebalancing)
+_quota = msgspec.msgpack.Decoder(Quota)
 _epoch = msgspec.msgpack.Decoder(Epoch)
 _cluster = msgspec.msgpack.Decoder(Cluster)
 
@@ -153,6 +155,24 @@ class View:
     def working_blocks(self) -> Iterator[tuple[int, Working]]:
         for key, value in rows(self.reader, "working"):
             yield from_u64(key), _working.decode(value)
+
+    # ---------------------------------------------------------------- quotas
+
+    def find_quota(self, quota: int) -> Quota | None:
+        value = self.reader.get("quotas", u64(quota)) if quota else None
+        return None if value is None else _quota.decode(value)
+
+    def quotas(self) -> Iterator[tuple[int, Quota]]:
+        for key, value in rows(self.reader, "quotas"):
+            yield from_u64(key), _quota.decode(value)
+
+    def quota_chain(self, quota: int) -> tuple[tuple[int, Quota], ...]:
+        """The quota and those that it counts in, the nearest first."""
+        chain = []
+        while (found := self.find_quota(quota)) is not None:
+            chain.append((quota, found))
+            quota = found.above
+        return tuple(chain)
 
     # ---------------------------------------------------------------- cluster
 

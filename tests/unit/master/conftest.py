@@ -23,6 +23,7 @@ class Tree:
         self.now_ns = 1_000
         self.request_id = 0
         self.touched: tuple[object, ...] = ()
+        self.moved: tuple[object, ...] = ()
         self.own(commands.BeginEpoch("test"))
         self.own(commands.RegisterSession(SESSION, CLIENT, "node", "sdk", "test", False))
         for worker in ("w1", "w2"):
@@ -41,7 +42,7 @@ class Tree:
     def request(self, request: commands.Request) -> Reply:
         with self.store.batch() as batch:
             outcome = machine.apply(batch, request)
-        self.touched = outcome.touched
+        self.touched, self.moved = outcome.touched, outcome.moved
         error = machine.error_of(outcome.result)
         if error is not None:
             raise error
