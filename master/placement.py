@@ -34,7 +34,7 @@ def choose(
         NoSpace: no live worker has room for a block of ``size_bytes``.
     """
     known = list(candidates)
-    need, step = max(1, size_bytes), max(size_bytes, SPREAD_BYTES)
+    need, step = max(1, size_bytes), size_bytes or SPREAD_BYTES
     room = {one.worker_id: one.available_bytes for one in known}
     ranked = [
         (one.worker_id in avoid, one.node_id != prefer_node, -one.available_bytes, one.worker_id)
