@@ -1,6 +1,6 @@
 """What the eviction policy is worth: hit rates on days of chats, beside LRU and beside what nobody can know.
 
-    python bench/eviction.py [SEED ...]
+python bench/eviction.py [SEED ...]
 """
 
 from __future__ import annotations

@@ -141,13 +141,8 @@ class Check:
             self.problem(f"inode {number}: nlink is {inode.nlink}, and it has {len(inode.links)} names")
         if len(inode.extents) > 1 or (inode.extents and not inode.is_regular):
             self.problem(f"inode {number} has {len(inode.extents)} extents")
-        if inode.quota and inode.quota not in self._quota_bytes:
-            self._quota_bytes[inode.quota] = 0
-            if self._view.find_quota(inode.quota) is None:
-                self.problem(f"inode {number} counts in quota {inode.quota}, which does not exist")
+        self._count_in_quota(number, inode)
         for extent in inode.extents:
-            if inode.quota:
-                self._quota_bytes[inode.quota] += extent.length_bytes
             self._without_replica += not extent.workers
             self._held += len(extent.workers)
             block = self._view.find_block(extent.block)
@@ -163,6 +158,14 @@ class Check:
                 held = self._view.reader.get("worker_blocks", of_worker(worker_id, extent.block))
                 if held is None or _held(held).generation != extent.generation:
                     self.problem(f"block {extent.block:016x}: its replica on {worker_id} is not in that worker's list")
+
+    def _count_in_quota(self, number: int, inode: Inode) -> None:
+        if not inode.quota:
+            return
+        if inode.quota not in self._quota_bytes and self._view.find_quota(inode.quota) is None:
+            self.problem(f"inode {number} counts in quota {inode.quota}, which does not exist")
+        size_bytes = sum(extent.length_bytes for extent in inode.extents)
+        self._quota_bytes[inode.quota] = self._quota_bytes.get(inode.quota, 0) + size_bytes
 
     def _block_rows(self) -> Iterator[Row]:
         for key, value in rows(self._view.reader, "blocks"):
@@ -225,7 +228,6 @@ class Check:
             if owner != xattr_owner and self._view.find_inode(owner) is None:
                 self.problem(f"extended attributes of inode {owner}, which does not exist")
             xattr_owner = owner
-
 
     def _check_quotas(self) -> None:
         used: dict[int, int] = {}

@@ -106,7 +106,9 @@ ATTRIBUTES: dict[bytes, Attribute] = {
     CACHE: Attribute("cache", _flag, "0 or 1"),
     PIN: Attribute("pinned", _flag, "0 or 1", on_files=True),
     TTL: Attribute("ttl_s", _duration_s, "seconds, or a number with s, m, h or d"),
-    QUOTA: Attribute("quota_bytes", _size_bytes, "a number of bytes, or one with KiB, MiB, GiB or TiB", inherited=False),
+    QUOTA: Attribute(
+        "quota_bytes", _size_bytes, "a number of bytes, or one with KiB, MiB, GiB or TiB", inherited=False
+    ),
     REPLICAS: Attribute("replicas", _count, f"1 to {REPLICAS_MAX}"),
     REPLICATE: Attribute("before_close", _when, "background or before_close"),
 }

@@ -1,7 +1,8 @@
 """Removing files that give way: eviction and expiry. What is chosen, and when, is decided elsewhere.
 
 Laws:
-- Only regular files go all of whose names are in cache directories, neither they nor those pinned; all names go at once.
+- Only regular files go all of whose names are in cache directories, neither they nor those pinned; all names go at
+  once.
 - A file goes as what it was when it was chosen: one that was written since stays.
 - A file that was never published does not expire: somebody may be writing it.
 """

@@ -1,13 +1,13 @@
 """Which blocks give way when room is short: S3-FIFO over what one worker holds, or what one quota counts. Pure.
 
 It hears of events and says what should go; whether that may go (pinned, open, leased) others decide and tell it.
-The policy is that of Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), with three changes:
+The policy is that of Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023), with changes:
 
-- Small is larger, and one read is enough to come out of it: a chat reads all that was said once for each turn, so that
+- Small is larger, and one read is enough to come out of it: a chat reads all that was said once for each turn, so
   most of what is read once will be read again. (Measured on ``tests/support/chats.py``.)
 - Blocks of one minute are equally old, and of equally old ones the deepest in its prompt goes first: without its
   beginning the rest of a prompt is of no use.
-- What it holds in memory is bounded. The *cold* blocks, those that it does not hold, are older than all that it does and
+- What it holds in memory is bounded. The *cold* blocks, which it does not hold, are older than all that it holds and
   were not read since; they stand in the tables in the order in which they came, and are taken in a page at a time when
   room is short. So it starts with nothing, after a restart too.
 
@@ -31,6 +31,8 @@ READS_TO_STAY = 1
 READS_MAX = 2
 """So many rounds in main the reads of one round are worth."""
 GHOSTS_MIN = 1000
+STEPS_MAX = 20_000
+"""Blocks that one choice looks at: some 20 ms."""
 COLD_END = 1 << 64
 """``cold_from`` when no block is cold."""
 
@@ -95,16 +97,19 @@ class S3Fifo:
         held_max: so many blocks are held in memory, and half as many ghosts.
 
     Attributes:
+        held_max: may be changed.
+        looked_at_all: the last choice was not cut short by ``STEPS_MAX``.
         cold_from: blocks from this number on may be cold; ``COLD_END``: none is.
     """
 
     def __init__(self, held_max: int) -> None:
-        self._held_max = held_max
+        self.held_max = held_max
         self._held: dict[int, int] = {}  # key -> size, depth, place and reads in one number: millions are held
         self._queues = {_COLD: _Queue(), _SMALL: _Queue(), _MAIN: _Queue()}
         self._bytes = {_COLD: 0, _SMALL: 0, _MAIN: 0, _LEAVING: 0}
         self._ghosts: OrderedDict[int, None] = OrderedDict()
         self.cold_from = 0
+        self.looked_at_all = True
 
     def __len__(self) -> int:
         return len(self._held)
@@ -127,7 +132,7 @@ class S3Fifo:
         """A new block. ``identity`` tells its file from others, also after the file was evicted and stored again."""
         if block.key in self._held:
             return
-        while len(self._held) >= self._held_max and self._let_oldest_go():
+        while len(self._held) >= self.held_max and self._let_oldest_go():
             pass
         place = _SMALL
         if identity in self._ghosts:
@@ -153,7 +158,7 @@ class S3Fifo:
 
     def add_read(self, block: Candidate) -> None:
         """A cold block was read: it has proved its worth."""
-        if block.key not in self._held and len(self._held) < self._held_max:
+        if block.key not in self._held and len(self._held) < self.held_max:
             self._put(block.key, block.size_bytes, min(block.depth, _DEPTH_MAX), _MAIN, 1, block.minute)
 
     def remove(self, key: int) -> None:
@@ -165,12 +170,19 @@ class S3Fifo:
 
     # ---------------------------------------------------------------- choosing
 
-    def choose(self, need_bytes: int, minute: int, is_held: Callable[[int], bool] = lambda _: False) -> list[int]:
-        """Blocks of ``need_bytes`` together, or all there are, that should go now. For each of them ``evicted``,
-        ``spared`` or ``remove`` is to follow. Those of which ``is_held`` says so count as just read."""
+    def choose(
+        self,
+        need_bytes: int,
+        minute: int,
+        is_held: Callable[[int], bool] = lambda _: False,
+        count_max: int = 1 << 62,
+    ) -> list[int]:
+        """Blocks of ``need_bytes`` together, or all there are, but ``count_max`` at most, that should go now. For each
+        ``evicted``, ``spared`` or ``remove`` is to follow. Those of which ``is_held`` says so count as just read."""
         chosen: list[int] = []
-        steps = (READS_MAX + 2) * len(self._held)  # when all are held there is an end all the same
-        while need_bytes > 0 and steps > 0:
+        # When all are in use there is an end all the same.
+        steps = min(STEPS_MAX, (READS_MAX + 2) * len(self._held))
+        while need_bytes > 0 and steps > 0 and len(chosen) < count_max:
             steps -= 1
             place = self._giving()
             key = self._queues[place].pop()
@@ -194,6 +206,7 @@ class S3Fifo:
                 self._bytes[_LEAVING] += size_bytes
                 chosen.append(key)
                 need_bytes -= size_bytes
+        self.looked_at_all = steps > 0 or len(self._held) * (READS_MAX + 2) <= STEPS_MAX
         return chosen
 
     def _giving(self) -> int:
@@ -207,7 +220,7 @@ class S3Fifo:
         self.remove(key)
         self._ghosts[identity] = None
         self._ghosts.move_to_end(identity)
-        while len(self._ghosts) > max(GHOSTS_MIN, min(len(self._held), self._held_max // 2)):
+        while len(self._ghosts) > max(GHOSTS_MIN, min(len(self._held), self.held_max // 2)):
             self._ghosts.popitem(last=False)
 
     def spared(self, key: int, minute: int) -> None:

@@ -21,6 +21,7 @@ from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..proto import master_pb2_grpc
 from . import metrics
+from .capacity import Capacity
 from .core import Core
 from .repairer import Repairer
 from .service import MasterService
@@ -81,10 +82,11 @@ class MasterServer:
             core = Core(settings, self._store, self._clock, asyncio.get_running_loop(), self.end)
             await core.begin(cluster_id)
             repairer = Repairer(core)
-            workers = Workers(core, repairer)
+            capacity = Capacity(core)
+            workers = Workers(core, repairer, capacity)
             self.core = core
-            self._upkeep = Upkeep(core, repairer)
-            service = MasterService(core, workers, repairer)
+            self._upkeep = Upkeep(core, repairer, capacity)
+            service = MasterService(core, workers, repairer, capacity)
             master_pb2_grpc.add_MasterServicer_to_server(service, self._server)
             await self._server.start()
             self._started = True

@@ -33,5 +33,14 @@ UNREPLICATED_CLOSES = Counter(
     "hearth_master_unreplicated_closes_total",
     "Closes (before_close) that waited for replicas in vain.",
 )
+EVICTED_FILES = Counter(
+    "hearth_master_evicted_files_total",
+    "Files removed for room (worker, cluster, quota), for age (ttl), or as somebody asked (asked).",
+    ["reason"],
+)
+EVICTED_BYTES = Counter("hearth_master_evicted_bytes_total", "Bytes of those files, one replica of each.", ["reason"])
+CAPACITY_USED = Gauge("hearth_master_used_bytes", "Bytes in use on live workers, without what is being deleted.")
+CAPACITY_LIMIT = Gauge("hearth_master_evict_above_bytes", "Eviction begins when the cluster uses more than this.")
+WORKER_USED = Gauge("hearth_master_worker_used_share", "How full a live worker is, 0 to 1.", ["worker"])
 READERS_CLEARED = Counter("hearth_master_dead_readers_total", "Reader slots freed.")
 UPKEEP_FAILURES = Counter("hearth_master_upkeep_failures_total", "Rounds of upkeep that failed.", ["task"])

@@ -227,7 +227,7 @@ def link(change: Change, command: Link) -> Reply:
         raise NotPermitted(f"inode {command.inode} is a directory; only other files have several names")
     if inode.nlink >= LINK_MAX:
         raise TooManyLinks(f"inode {command.inode} has {inode.nlink} names; the limit is {LINK_MAX}")
-    quotas.check_link(change, inode, parent)
+    quotas.check_link(inode, parent)
     links = (*inode.links, (command.parent, command.name))
     new = _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns)
     change.put_inode(command.inode, new)
@@ -276,7 +276,10 @@ def drop_link(change: Change, number: int, inode: Inode, gone: tuple[int, bytes]
     change.touch_inode(number, inode.parents)
     links = tuple(link for link in inode.links if link != gone)
     if links:
-        change.put_inode(number, _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns))
+        left = _replace(inode, links=links, nlink=len(links), ctime_ns=change.now_ns)
+        change.put_inode(number, left)
+        for extent in left.extents:  # the name that it lost may have been what kept it from being evicted
+            change.stored(left, extent, extent.workers, quotas.chain(change, left.quota))
         return
     blocks.free_extents(change, inode)
     change.delete_inode(number)

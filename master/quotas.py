@@ -82,7 +82,7 @@ def directory_removed(change: Change, number: int, inode: Inode) -> None:
 # ------------------------------------------------------------------ moving
 
 
-def check_link(change: Change, inode: Inode, directory: Inode) -> None:
+def check_link(inode: Inode, directory: Inode) -> None:
     """Raises: CrossDevice."""
     if inode.quota != directory.quota:
         raise CrossDevice("a file with names in directories of different quotas cannot count in both; copy it")

@@ -30,6 +30,7 @@ from ..common.types import PROTOCOL, BlockKey
 from ..common.version import VERSION
 from ..proto import master_pb2, master_pb2_grpc
 from . import check, codec, commands, lookups, machine, metrics, permissions
+from .capacity import Capacity
 from .core import Core
 from .journal import last_number
 from .repairer import Repairer
@@ -94,10 +95,11 @@ def _trace_id(context: Any) -> str | None:
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    def __init__(self, core: Core, workers: Workers, repairer: Repairer) -> None:
+    def __init__(self, core: Core, workers: Workers, repairer: Repairer, capacity: Capacity) -> None:
         self._core = core
         self._workers = workers
         self._repairer = repairer
+        self._capacity = capacity
 
     def _session(self, request: Any) -> Session:
         return self._core.session(request.context.session_id, request.context.epoch)
@@ -252,7 +254,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
     @_rpc
     async def Statfs(self, request: master_pb2.StatfsRequest, context: Any) -> master_pb2.StatfsReply:
         self._session(request)
-        return self._totals()
+        totals = self._totals()
+        if request.inode:
+            with self._core.view() as view:
+                _within_quota(totals, view, request.inode)
+        return totals
 
     def _totals(self) -> master_pb2.StatfsReply:
         reply = master_pb2.StatfsReply()
@@ -291,6 +297,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 bitmap, count = lookups.find_many(view, directory, names, replicas, self._core.readable)
                 hits = []
             replicate = request.want_layout and view.replicates_on_read(directory)
+        self._capacity.note_lookup(directory, names, [extent.block for _, _, extent, _ in hits])
         metrics.LOOKUPS.labels("hit").inc(count)
         metrics.LOOKUPS.labels("miss").inc(len(names) - count)
         workers = self._workers.addresses(replicas.workers)
@@ -324,7 +331,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 view, request.client_id, request.request_id, request.acked_below, codec.operation(request)
             )
         if result is None:
-            command = codec.command(request, self._workers.place, core.membership.live())
+            command = await self._capacity.with_room(
+                request, lambda: codec.command(request, self._workers.place, core.membership.live())
+            )
             if rights.user is not None:
                 command = permissions.as_user(command, rights.user)
             committed = await core.submit(
@@ -347,6 +356,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         error = machine.error_of(result)
         if error is not None:
             raise error
+        if result.operation == commands.EvictMany.__name__:
+            self._capacity.count("asked", result.reply.errnos.count(0), 0)
         if self._repairer.makes_wait(codec.published_in(request, result.reply)):
             await self._repairer.wait_replicated(codec.published_blocks(request))
         reply = result.reply
@@ -442,6 +453,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
             rebalance_percent=rebalance_percent,
             scanned_ns=self._repairer.scanned_ns,
         )
+        for reason, files in sorted(self._capacity.evicted_files.items()):
+            reply.evicted.add(reason=reason, files=files, size_bytes=self._capacity.evicted_bytes[reason])
         reply.workers.extend(self._workers.statuses(now_s))
         for session in core.sessions if caller().trusted else ():
             reply.sessions.add(
@@ -527,3 +540,13 @@ class _Wanted:
         if directory not in self._of_directory:
             self._of_directory[directory] = view.policy(directory).replicas
         return self._of_directory[directory]
+
+
+def _within_quota(totals: master_pb2.StatfsReply, view: View, number: int) -> None:
+    """Of the quotas in which the inode counts the nearest says how much there is, the tightest how much is left."""
+    limits = [quota for _, quota in view.quota_chain(view.inode(number).quota) if quota.limit_bytes]
+    if not limits:
+        return
+    left = min(max(0, quota.limit_bytes - quota.used_bytes) for quota in limits)
+    totals.total_bytes, totals.used_bytes = limits[0].limit_bytes, limits[0].used_bytes
+    totals.available_bytes = min(totals.available_bytes, left)

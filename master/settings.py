@@ -51,6 +51,20 @@ class MasterSettings(CredentialSettings):
     replicate_wait_s: float = 4.0
     """Where a directory says before_close, a close waits at most so long for the replicas."""
 
+    evict_above: float = 0.95
+    """A worker, or a quota of a cache directory, that is fuller than this share evicts cached files ..."""
+    evict_to: float = 0.90
+    """... until it is no fuller than this."""
+    evict_cluster_above: float = 0.95
+    """The same for all live workers together: each then goes down to ``evict_cluster_to``."""
+    evict_cluster_to: float = 0.90
+    evict_held_blocks: int = 500_000
+    """So many blocks eviction keeps in memory, about 150 bytes each; of others it knows what the tables say."""
+    make_room_s: float = 3.0
+    """A writer for whose block there is no room waits so long for eviction to make it."""
+    lookup_lease_s: float = 5.0
+    """What was looked up to be read, or opened, is not evicted for at least so long."""
+
     journal_retention_records: int = 1_000_000
     map_size_bytes: int = 1 << 40
     reserve_bytes: int = 64 << 20

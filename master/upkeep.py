@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from ..common.telemetry import get_logger
 from . import journal, metrics
+from .capacity import Capacity
 from .commands import DropWorking, ForgetClients
 from .core import Core
+from .expiry import Expiry
 from .repairer import Repairer
+from .settling import Settling
 from .tables import PAGE_ROWS, Batch
 from .view import View
 
@@ -18,14 +21,18 @@ CLIENTS_PERIOD_S = 5.0
 JOURNAL_PERIOD_S = 10.0
 READERS_PERIOD_S = 60.0
 UNAVAILABLE_PERIOD_S = 5.0
+CAPACITY_PERIOD_S = 0.25
 ITEMS_PER_ROUND_MAX = 1000
 log = get_logger("hearthfs.master")
 
 
 class Upkeep:
-    def __init__(self, core: Core, repairer: Repairer) -> None:
+    def __init__(self, core: Core, repairer: Repairer, capacity: Capacity) -> None:
         self._core = core
         self._repairer = repairer
+        self._capacity = capacity
+        self._expiry = Expiry(core, lambda files, size_bytes: capacity.count("ttl", files, size_bytes))
+        self._settling = Settling(core)
         self._tasks: list[asyncio.Task[None]] = []
         self._counted_for: object = None
 
@@ -38,9 +45,14 @@ class Upkeep:
             (JOURNAL_PERIOD_S, self.trim_journal),
             (READERS_PERIOD_S, self.clear_readers),
             (UNAVAILABLE_PERIOD_S, self.count_unavailable),
+            (CAPACITY_PERIOD_S, self._capacity.watch_quotas),
+            (self._core.settings.lookup_lease_s, self._capacity.turn_reads),
+            (CAPACITY_PERIOD_S, self._expiry.step),
+            (CAPACITY_PERIOD_S, self._settling.step),
         ):
             self._tasks.append(asyncio.create_task(self._repeat(period_s, task)))
         self._tasks.append(asyncio.create_task(self._repairer.run()))
+        self._tasks.append(asyncio.create_task(self._expiry.load()))
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -138,6 +138,11 @@ class View:
             raise DataDamaged(f"block {block:016x} names inode {found.inode}, which does not have it; run hearth fsck")
         return found.inode, inode, inode.extents[0]
 
+    def published(self, start: int, limit: int = PAGE_ROWS) -> list[tuple[int, Block]]:
+        """(block, record) of files' blocks from number ``start`` on, ascending."""
+        page = self.reader.scan("blocks", start=u64(start), limit=limit)
+        return [(from_u64(key), _block.decode(value)) for key, value in page]
+
     def held(self, worker_id: str, start: int, limit: int = PAGE_ROWS) -> list[tuple[int, Held]]:
         """(block, record) of the worker's blocks from number ``start`` on, ascending."""
         page = self.reader.scan("worker_blocks", of_worker(worker_id), of_worker(worker_id, start), limit)

@@ -9,6 +9,7 @@ from ..common.errors import Busy, InvalidArgument, NoSpace, NotFound, TooBig, Un
 from ..common.telemetry import get_logger
 from ..proto import common_pb2, master_pb2
 from . import codec, reports
+from .capacity import Capacity
 from .commands import DrainWorker, ForgetWorker, HeldBlock, RegisterWorker, ReportBadReplica, UpdateReplicas
 from .core import Core
 from .membership import Member
@@ -36,9 +37,10 @@ class _Report:
 
 
 class Workers:
-    def __init__(self, core: Core, repairer: Repairer) -> None:
+    def __init__(self, core: Core, repairer: Repairer, capacity: Capacity) -> None:
         self._core = core
         self._repairer = repairer
+        self._capacity = capacity
         self._members = core.membership
         self._reports: dict[str, _Report] = {}
 
@@ -59,6 +61,7 @@ class Workers:
         )
         self._members.register(member)  # first: two of them must not both wait for their commits
         self._reports.pop(request.worker_id, None)
+        self._capacity.registered(request.worker_id)
         command = RegisterWorker(
             member.worker_id, member.node_id, member.address, member.incarnation, member.disk_paths
         )
@@ -77,6 +80,7 @@ class Workers:
         with core.view() as view:
             added, removed = _effective(view, member.worker_id, added, removed)
         await self._update(member.worker_id, added, removed)
+        await self._capacity.heard(member, request)
         for result in request.copied:
             error = result.message or str(result.error_number) if result.error_number else ""
             await self._repairer.ended(member.worker_id, result.block, result.generation, error, result.bad_sources)
@@ -84,6 +88,7 @@ class Workers:
             for block, order in view.garbage(member.worker_id, DELETE_ORDERS_MAX):
                 keys = reply.verify if order.doubted else reply.delete
                 keys.add(block=block, generation=order.generation)
+        self._capacity.reply(member, reply)
         reply.copy.extend(self._copy_order(running, now_s) for running in self._repairer.orders(member.worker_id))
         report = self._reports.get(member.worker_id)
         reply.report_all = member.needs_report and (report is None or now_s - report.page_s > REPORT_RETRY_S)

@@ -1512,6 +1512,7 @@ class HeartbeatReply(google.protobuf.message.Message):
     QUESTION_FIELD_NUMBER: builtins.int
     MAY_EVICT_FIELD_NUMBER: builtins.int
     RESERVE_BYTES_FIELD_NUMBER: builtins.int
+    MAKES_ROOM_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     report_all: builtins.bool
     """send a full report"""
@@ -1520,7 +1521,9 @@ class HeartbeatReply(google.protobuf.message.Message):
     question: builtins.int
     """> 0: which of `may_evict` are in use? To be answered at once"""
     reserve_bytes: builtins.int
-    """a worker that has less free than this says so at once"""
+    """a worker that has less free than this says so at once ..."""
+    makes_room: builtins.bool
+    """... and lets new blocks wait a moment: files can be evicted"""
     @property
     def delete(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockKey]: ...
     @property
@@ -1548,8 +1551,9 @@ class HeartbeatReply(google.protobuf.message.Message):
         question: builtins.int = ...,
         may_evict: collections.abc.Iterable[global___BlockKey] | None = ...,
         reserve_bytes: builtins.int = ...,
+        makes_room: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "copy", b"copy", "delete", b"delete", "epoch", b"epoch", "may_evict", b"may_evict", "question", b"question", "register", b"register", "report_all", b"report_all", "reserve_bytes", b"reserve_bytes", "verify", b"verify"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_secrets", b"block_secrets", "copy", b"copy", "delete", b"delete", "epoch", b"epoch", "makes_room", b"makes_room", "may_evict", b"may_evict", "question", b"question", "register", b"register", "report_all", b"report_all", "reserve_bytes", b"reserve_bytes", "verify", b"verify"]) -> None: ...
 
 global___HeartbeatReply = HeartbeatReply
 

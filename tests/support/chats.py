@@ -1,8 +1,8 @@
 """A day of chats as a sequence of cache accesses, and what other policies would have made of it.
 
 A request is the list of the chunks of its prompt, in order; the engine uses those in the cache up to the first that is
-missing, and stores the rest. Chats share a system prompt, many share a document; each turn repeats all that was said and
-adds to it. In between come long prompts that nobody repeats.
+missing, and stores the rest. Chats share a system prompt, many share a document; each turn repeats all that was said
+and adds to it. In between come long prompts that nobody repeats.
 """
 
 from __future__ import annotations

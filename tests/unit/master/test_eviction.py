@@ -118,6 +118,17 @@ def test_cold_ones_are_older_than_all_others():
     assert not ours.wants_cold
 
 
+def test_a_choice_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hearthfs.master.eviction.STEPS_MAX", 10)
+    ours = policy(*blocks(*range(1, 21)))
+    for key in range(1, 21):
+        ours.read(key)
+    assert (ours.choose(10, 0), ours.looked_at_all) == ([], False)
+    assert (ours.choose(10, 0), ours.looked_at_all) == ([], False)
+    assert ours.choose(10, 0) == [1]
+    assert ours.looked_at_all
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("share", [0.03, 0.1])
 def test_chats_find_more_than_with_lru(seed: int, share: float):
