@@ -71,6 +71,7 @@ class BlockStore:
         self._guard = threading.Lock()
         self._working: dict[BlockKey, Disk] = {}
         self._filling: set[BlockKey] = set()
+        self._verified: dict[BlockKey, int] = {}  # being verified, and by which descriptor
         for disk in self.disks:
             for key, status in disk.sweep_parts():
                 self._working[key] = disk
@@ -146,6 +147,7 @@ class BlockStore:
         except (BlockMissing, BlockCorrupt):
             return False
         record = opened.record
+        self._verified[key] = opened.fd
         try:
             with opened.disk.guard():
                 verify_on_disk(
@@ -159,12 +161,30 @@ class BlockStore:
                     self.catalog.lose(found[0], key, found[1], str(error))
             return False
         finally:
-            opened.close()
+            with self._locks.holding(key):
+                self._verified.pop(key, None)
+                opened.close()
 
     def tell(self, key: BlockKey) -> None:
         """The master is to hear again whether the block is here."""
         with self._locks.holding(key):
             self.catalog.tell(key)
+
+    def in_use(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Those that somebody has open: on this node by descriptor, elsewhere by a lease. (Whoever verifies one at its
+        leisure does not count.)"""
+        used = []
+        for key in keys:
+            with self._locks.holding(key):
+                found = self.catalog.find(key)
+                if found is not None and found[0].is_held(key, but_by=self._verified.get(key)):
+                    used.append(key)
+        return used
+
+    @property
+    def available_bytes(self) -> int:
+        """What writers can still get, on all disks together."""
+        return sum(max(0, self.catalog.space_of(disk).available_bytes) for disk in self.disks)
 
     # ------------------------------------------------------------ writing
 

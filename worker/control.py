@@ -19,9 +19,13 @@ from .fetch import Fetcher
 from .leases import Leases
 from .messages import block_file_message, key_from
 from .metrics import Metrics
+from .usage import ReadBlocks, Room
 
 MAX_BLOCKS = 64
 """Per request: so many descriptors travel with one message, and no request takes for ever."""
+
+NEED_ROOM = ("create", "commit")
+"""What these wait for when room is short: that eviction makes some."""
 
 Door = Literal["socket", "grpc"]
 Pace = Literal["quick", "disk", "network"]
@@ -53,6 +57,8 @@ class Control:
         cluster_id: str,
         changed: Callable[[], None],
         invite: Callable[[], tuple[int, bytes]] | None = None,
+        reads: ReadBlocks | None = None,
+        room: Room | None = None,
     ) -> None:
         self._store = store
         self._leases = leases
@@ -63,9 +69,10 @@ class Control:
         self._cluster_id = cluster_id
         self._changed = changed
         self._invite = invite
+        self._reads = reads
+        self._room = room
 
-    @staticmethod
-    def pace(request: worker_pb2.ControlRequest) -> Pace:
+    def pace(self, request: worker_pb2.ControlRequest) -> Pace:
         """How long it may take: a few file operations, as long as the disk needs, or as long as another node needs.
         Requests of one pace must not wait behind those of a slower one."""
         op = request.WhichOneof("op")
@@ -74,6 +81,8 @@ class Control:
         if op == "commit" and (request.commit.sync or any(not item.checksums for item in request.commit.items)):
             return "disk"
         if op == "create" and request.create.HasField("copy_from"):
+            return "disk"
+        if op in NEED_ROOM and self._room is not None and self._room.is_short:
             return "disk"
         return "quick"
 
@@ -88,6 +97,8 @@ class Control:
         self._metrics.requests.labels(door, op).inc()
         reply = worker_pb2.ControlReply(request_id=request.request_id)
         fds: list[int] = []
+        if op in NEED_ROOM and self._room is not None:
+            self._room.wait()
         try:
             if op == "open":
                 self._open(_keys(request.open.blocks), reply, fds, door)
@@ -105,6 +116,8 @@ class Control:
                 reply.lease_ms = int(self._leases.duration_s * 1000)
             elif op == "hello" and door == "grpc" and self._invite is not None:
                 reply.data_port, reply.data_ticket = self._invite()
+            if self._room is not None and op in ("commit", "fetch"):
+                self._room.look()
             reply.worker_id = self._worker_id
             reply.cluster_id = self._cluster_id
         except BaseException:
@@ -136,6 +149,8 @@ class Control:
 
     def _open(self, keys: list[BlockKey], reply: worker_pb2.ControlReply, fds: list[int], door: Door) -> None:
         opened = self._each(reply, keys, self._open_one)
+        if self._reads is not None:
+            self._reads.note(key.block for key, held in zip(keys, opened, strict=True) if held is not None)
         for held in opened:
             reply.blocks.append(block_file_message(held.record if held else None))
         if door == "socket":

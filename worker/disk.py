@@ -275,6 +275,28 @@ class Disk:
             fd = self.calls.open("open-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
         return self._regular(fd, key)
 
+    def is_held(self, key: BlockKey, but_by: int | None = None) -> bool:
+        """Whether anybody has the block's file open by a descriptor that ``open_block`` gave, other than ``but_by``:
+        the shared locks go where the descriptors go. The caller keeps others from opening it meanwhile. (A disk without
+        locks: False.)"""
+        try:
+            fd = but_by or self.calls.open("probe-block", file_name(key), os.O_RDONLY, dir_fd=self._shard(key))
+        except OSError:
+            return False
+        try:
+            self.calls.flock("probe-block", fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            log.debug("disk-without-locks", path=str(self.path), error=str(error))
+        finally:
+            if but_by is None:
+                os.close(fd)
+            else:
+                with contextlib.suppress(OSError):  # the one that it had, and lost if it could not be raised
+                    self.calls.flock("hold-block", but_by, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+
     def open_working(self, key: BlockKey, *, create: bool = False, part: bool = False) -> int:
         """Read-write; ``part`` opens the file that only this process fills, empty.
 

@@ -35,10 +35,13 @@ from .reports import Changes
 from .scrubber import Scrubber
 from .service import BlockStreams, GrpcDoor, WorkerService
 from .settings import WorkerSettings
+from .usage import ReadBlocks, Room
 
 STOP_GRACE_S = 3.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SWEEP_S = 1.0
+ROOM_WAIT_S = 1.0
+"""A writer waits so long for eviction to make room before it is told how much is left."""
 
 log = get_logger("hearthfs.worker")
 
@@ -114,6 +117,8 @@ class Worker:
             self._metrics.fetched_bytes.inc,
             connect=lambda source: self._credentials.channel(source, "worker", CHANNEL_OPTIONS),
         )
+        reads = ReadBlocks()
+        room = Room(lambda: store.available_bytes, self._clock, link.nudge, ROOM_WAIT_S)
         control = Control(
             store,
             leases,
@@ -124,6 +129,8 @@ class Worker:
             cluster_id,
             link.nudge,
             invite=data.invite if data is not None else None,
+            reads=reads,
+            room=room,
         )
         about = worker_pb2.StatsReply(
             worker_id=settings.identity, node_id=settings.node, cluster_id=cluster_id, version=VERSION
@@ -145,7 +152,7 @@ class Worker:
             pause_pressure=settings.scrub_pause_pressure,
             told=link.nudge,
         )
-        link.start(store, copier, scrubber.doubt)
+        link.start(store, copier, scrubber.doubt, reads, room)
         copier.start()
         undo.callback(copier.stop)
         scrubber.start()

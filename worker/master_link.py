@@ -27,6 +27,7 @@ from .metrics import Metrics
 from .nudges import NudgeListener
 from .orders import Unknown
 from .reports import PAGE_BLOCKS, Changes, pages
+from .usage import ReadBlocks, Room
 
 CALL_TIMEOUT_S = 5.0
 REPORT_TIMEOUT_S = 20.0
@@ -84,6 +85,10 @@ class MasterLink:
         self._thread: threading.Thread | None = None
         self._copier: Copier | None = None
         self._doubt: Callable[[Iterable[BlockKey]], None] = lambda _: None
+        self._reads = ReadBlocks()
+        self._room: Room | None = None
+        self._question = 0
+        self._asked: list[BlockKey] = []
         self._listener = NudgeListener(self._stub, self._nudges_request, self.nudge)
 
     # ------------------------------------------------------------ start and stop
@@ -137,11 +142,16 @@ class MasterLink:
         store: BlockStore,
         copier: Copier | None = None,
         doubt: Callable[[Iterable[BlockKey]], None] | None = None,
+        reads: ReadBlocks | None = None,
+        room: Room | None = None,
     ) -> None:
-        """``copier`` gets orders to copy, ``doubt`` blocks that somebody says are not right."""
+        """``copier`` gets orders to copy, ``doubt`` blocks that somebody says are not right, ``room`` what the master
+        says of it; ``reads`` has what the master is told was read."""
         self._store = store
         self._copier = copier
         self._doubt = doubt or self._doubt
+        self._reads = reads or self._reads
+        self._room = room
         self._listener.start()
         self._thread = threading.Thread(target=self._run, args=(store,), name="master-link", daemon=True)
         self._thread.start()
@@ -218,7 +228,8 @@ class MasterLink:
     def _heartbeat(self, store: BlockStore) -> None:
         store.refresh_working()
         results = self._copier.results() if self._copier is not None else []
-        batch = self._changes.take()
+        batch, read = self._changes.take(), self._reads.take()
+        question, in_use = self._question, store.in_use(self._asked)
         reply = self._call(
             "Heartbeat",
             self._stub.Heartbeat,
@@ -230,6 +241,9 @@ class MasterLink:
                 added=[report_message(report) for report in batch.added],
                 removed=[key_message(key) for key in batch.removed],
                 copied=[copy_result_message(result) for result in results],
+                read_blocks=read,
+                answered=question,
+                in_use=[key.block for key in in_use],
             ),
             CALL_TIMEOUT_S,
         )
@@ -240,6 +254,8 @@ class MasterLink:
             self.nudge()
             return
         self._changes.acknowledge(batch)
+        self._reads.acknowledge(read)
+        self._take_question(reply)
         if self._copier is not None:
             self._copier.acknowledge(len(results))
             now_s = self._clock.monotonic_s()
@@ -249,6 +265,15 @@ class MasterLink:
         self._doubt([key_from(key) for key in reply.verify])
         self._report_due = self._report_due or reply.report_all
         self._order_deletion(key_from(key) for key in reply.delete)
+
+    def _take_question(self, reply: master_pb2.HeartbeatReply) -> None:
+        """The answer goes with the next heartbeat, which does not wait for its time."""
+        self._question = reply.question
+        self._asked = [key_from(key) for key in reply.may_evict]
+        if reply.question:
+            self.nudge()
+        if self._room is not None:
+            self._room.set(reply.reserve_bytes, made=reply.makes_room)
 
     def _report_all(self, store: BlockStore) -> None:
         begun_s = self._clock.monotonic_s()
@@ -297,6 +322,8 @@ class MasterLink:
                 self._metrics.deletes.inc()
             except HearthError as error:
                 log.error("delete-failed", block=str(key), error=str(error))
+        if self._room is not None:
+            self._room.freed()
         self.nudge()
 
     # ------------------------------------------------------------ calls

@@ -10,6 +10,7 @@ from hearthfs.worker.control import Control
 from hearthfs.worker.fetch import Fetcher
 from hearthfs.worker.leases import Leases
 from hearthfs.worker.metrics import Metrics
+from hearthfs.worker.usage import ReadBlocks, Room
 
 KEY = BlockKey(1, 1)
 ITEM = worker_pb2.CommitItem(key=key_message(KEY), length_bytes=1, checksums=bytes(8))
@@ -38,8 +39,8 @@ def control(store):
         ({}, "quick"),
     ],
 )
-def test_requests_wait_only_behind_their_like(op, pace):
-    assert Control.pace(worker_pb2.ControlRequest(**op)) == pace
+def test_requests_wait_only_behind_their_like(control, op, pace):
+    assert control.pace(worker_pb2.ControlRequest(**op)) == pace
 
 
 def test_leases_are_bounded_and_a_refused_one_keeps_no_file_open(store, control):
@@ -65,3 +66,29 @@ def test_an_operation_of_a_later_version_is_refused(control):
     later = worker_pb2.ControlRequest.FromString(b"\xf2\x01\x00")  # field 30
     with pytest.raises(InvalidArgument, match="this version"):
         control.handle(later, "socket")
+
+
+def test_who_may_have_to_wait_for_room_keeps_nobody_waiting(store):
+    clock, told = FakeClock(), []
+    room = Room(lambda: 5, clock, lambda: told.append(1), wait_s=0)
+    leases = Leases(10, 2, iter(range(1, 100)).__next__)
+    reads = ReadBlocks()
+    control = Control(
+        store, leases, Fetcher(store, clock, 5), clock, Metrics(), "w1", "c1", lambda: None, reads=reads, room=room
+    )
+    request = worker_pb2.ControlRequest(create=worker_pb2.CreateBlocks(blocks=[key_message(KEY)]))
+    assert control.pace(request) == "quick"
+    room.set(10, made=True)
+    assert control.pace(request) == "disk"
+    answer = control.handle(request, "socket")
+    assert told
+    for fd in answer.fds:
+        os.close(fd)
+    put(store, BlockKey(2, 1), b"abc")
+    answer = control.handle(
+        worker_pb2.ControlRequest(open=worker_pb2.OpenBlocks(blocks=[key_message(BlockKey(2, 1)), key_message(KEY)])),
+        "socket",
+    )
+    for fd in answer.fds:
+        os.close(fd)
+    assert reads.take() == {2}
