@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..proto import master_pb2 as pb
 
 PANEL = "Operating"
@@ -33,9 +35,18 @@ def status(master: options.Master = None, config: options.Config = None, as_json
         _print(reply)
 
 
-def df(master: options.Master = None, config: options.Config = None, as_json: options.Json = False) -> None:
-    """Show the space of the cluster and of each disk."""
+def df(
+    path: Annotated[str | None, typer.Argument(help="What is left here, where a quota may hold.")] = None,
+    master: options.Master = None,
+    config: options.Config = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the space of the cluster and of each disk, or what is left at a path."""
     from . import endpoint, output
+
+    if path is not None:
+        _df_at(path, master, config, as_json=as_json)
+        return
 
     record = as_record(endpoint.status(options.master_address(master, config)))
     if as_json:
@@ -49,6 +60,22 @@ def df(master: options.Master = None, config: options.Config = None, as_json: op
             table.add_row(output.plain(worker["id"]), output.plain(disk["path"]), *cells, note)
     totals = record["totals"]
     table.add_row("total", "", *_space(totals["total_bytes"], totals["used_bytes"], totals["available_bytes"]), "")
+    output.console().print(table)
+
+
+def _df_at(path: str, master: str | None, config: Path | None, *, as_json: bool) -> None:
+    from . import output
+    from .connection import connect, in_cluster
+
+    (place,) = in_cluster([path])
+    with connect(master, config) as client:
+        space = client.statvfs(place)
+    numbers = (space.total_bytes, space.used_bytes, space.available_bytes)
+    if as_json:
+        output.print_json(dict(zip(("total_bytes", "used_bytes", "available_bytes"), numbers, strict=True)))
+        return
+    table = output.table("path", ">size", ">used", ">free", ">use%")
+    table.add_row(output.plain(place), *_space(*numbers))
     output.console().print(table)
 
 
@@ -68,6 +95,9 @@ def as_record(reply: pb.StatusReply) -> dict[str, Any]:
         "journal_sequence": reply.journal_sequence,
         "started_ns": reply.started_ns,
         "unavailable_files": reply.unavailable_files,
+        "evicted": [
+            {"reason": each.reason, "files": each.files, "size_bytes": each.size_bytes} for each in reply.evicted
+        ],
         "degraded_files": reply.degraded_files,
         "repairing_files": reply.repairing_files,
         "repair_failures": reply.repair_failures,
@@ -123,6 +153,9 @@ def _print(reply: pb.StatusReply) -> None:
     used, total = output.size(totals["used_bytes"]), output.size(totals["total_bytes"])
     free = output.size(totals["available_bytes"])
     console.print(f"{totals['inodes']} inodes, {totals['blocks']} blocks, {used} of {total} used, {free} free")
+    for each in record["evicted"]:
+        size = f", {output.size(each['size_bytes'])}" if each["size_bytes"] else ""
+        console.print(f"{each['files']} files evicted ({each['reason']}){size}")
     if reply.unavailable_files:
         console.print(f"[red]{reply.unavailable_files} files have no replica on a live worker[/]")
     if reply.degraded_files:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..common.checksums import CHUNK_BYTES, checksum, pack
-from ..common.errors import BlockMissing, HearthError, Stale, from_errno
+from ..common.errors import BlockMissing, HearthError, InvalidArgument, Stale, from_errno
 from ..common.telemetry import get_logger
 from ..proto import master_pb2 as pb
 from ..proto import worker_pb2
@@ -33,12 +33,14 @@ SLOW_BYTES_PER_S = 50 << 20
 @dataclass(frozen=True)
 class PutOptions:
     """``keep_existing``: a readable file of that name stays as it is. ``wait_for_caches``: return when no mount shows
-    the old state any more. ``sync``: the bytes are on the disk, too."""
+    the old state any more. ``sync``: the bytes are on the disk, too. ``depths``: of each file, how deep it lies in its
+    prompt; of files in a cache directory that are equally old the deepest is evicted first."""
 
     keep_existing: bool = False
     wait_for_caches: bool = True
     sync: bool = False
     mode: int = 0o666
+    depths: Sequence[int] = ()
 
 
 @dataclass(eq=False)
@@ -67,9 +69,11 @@ def put_many(
         make_directory: gives a directory's inode, made when it is missing.
 
     Raises:
-        InvalidArgument: not as many buffers as paths.
+        InvalidArgument: not as many buffers (or depths) as paths.
     """
     check_lengths(items, buffers)
+    if options.depths and len(options.depths) != len(items):
+        raise InvalidArgument(f"{len(items)} paths and {len(options.depths)} depths; none, or one for each path")
     results: list[HearthError | None] = [None] * len(items)
     wanted: list[_Item] = []
     for each in group(items, directory, results):
@@ -273,5 +277,6 @@ class _Batch:
             digests=[block.digest for block in blocks],
             worker_id=worker_id,
             keep_existing=self._options.keep_existing,
+            depths=[self._options.depths[item.index] for item in items] if self._options.depths else (),
         )
         return pb.MutateRequest(put_many=put, no_wait=not self._options.wait_for_caches)

@@ -170,11 +170,12 @@ class Client(Names):
         keep_existing: bool = False,
         wait_for_caches: bool = True,
         sync: bool = False,
+        depths: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> list[HearthError | None]:
         """Makes each file of its buffer, whole or not at all; see ``client/batch_put.py``. Missing directories are
         made. With ``directory``, ``paths`` are names in it."""
-        options = PutOptions(keep_existing, wait_for_caches, sync)
+        options = PutOptions(keep_existing, wait_for_caches, sync, depths=depths)
         return self._put(paths, buffers, directory, options, timeout_s, make=True)
 
     def _put(
@@ -201,3 +202,12 @@ class Client(Names):
             NotFound, NotADirectory, Unavailable; NotEmpty: somebody else made files meanwhile.
         """
         return trees.rmtree(self, path, progress)
+
+    def evict(self, path: Path, *, progress: Callable[[int], None] | None = None) -> tuple[int, int]:
+        """Removes the files below a directory that eviction may remove, also those that somebody has open (who keeps
+        reading them). Returns how many went, and how many stayed because they are pinned or not in a cache directory.
+
+        Raises:
+            NotFound, NotADirectory, Unavailable.
+        """
+        return trees.evict(self, path, progress)

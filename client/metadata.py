@@ -94,8 +94,9 @@ class Metadata:
     def xattrs(self, inode: int, deadline: Deadline) -> dict[str, bytes]:
         return dict(self._read("GetXattrs", pb.GetXattrsRequest(inode=inode), deadline, pb.GetXattrsReply).xattrs)
 
-    def statfs(self, deadline: Deadline) -> pb.StatfsReply:
-        return self._read("Statfs", pb.StatfsRequest(), deadline, pb.StatfsReply)
+    def statfs(self, deadline: Deadline, inode: int = 0) -> pb.StatfsReply:
+        """``inode``: as far as its quotas leave."""
+        return self._read("Statfs", pb.StatfsRequest(inode=inode), deadline, pb.StatfsReply)
 
     def lookup_many(self, request: pb.LookupManyRequest, deadline: Deadline) -> pb.LookupManyReply:
         return self._read("LookupMany", request, deadline, pb.LookupManyReply)

@@ -21,6 +21,15 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
 
+def own_attribute(name: str) -> str:
+    """What HearthFS keeps an attribute under: its own can be said as one of users, for tools that know no others.
+
+    >>> own_attribute("user.hearth.cache"), own_attribute("user.colour")
+    ('hearth.cache', 'user.colour')
+    """
+    return name.removeprefix("user.") if name.startswith("user.hearth.") else name
+
+
 class Names:
     """The part of the client that is about names and attributes. Thread-safe.
 
@@ -62,8 +71,10 @@ class Names:
         except (NotFound, NotADirectory, SymlinkLoop):
             return None
 
-    def statvfs(self) -> Space:
-        reply = self._core.metadata.statfs(self._core.deadline())
+    def statvfs(self, path: Path | None = None) -> Space:
+        """Of the cluster, or what it is for somebody who writes at ``path``, where a quota may hold."""
+        inode = 0 if path is None else self.entry(path).attributes.inode
+        reply = self._core.metadata.statfs(self._core.deadline(), inode)
         return Space(reply.total_bytes, reply.available_bytes, reply.used_bytes, reply.inodes, reply.blocks)
 
     # -- listing
@@ -225,7 +236,7 @@ class Names:
 
     def getxattr(self, path: Path, name: Name) -> bytes:
         """Raises: NoAttribute."""
-        wanted = paths.decode(paths.encode(name))
+        wanted = own_attribute(paths.decode(paths.encode(name)))
         try:
             return self._xattrs(path)[wanted]
         except KeyError:

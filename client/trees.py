@@ -35,6 +35,25 @@ def rmtree(client: Client, top: Path, progress: Progress | None) -> int:
     return count.removed
 
 
+def evict(client: Client, top: Path, progress: Callable[[int], None] | None) -> tuple[int, int]:
+    """(files evicted, files kept because they are not in a cache directory, or pinned). Directories stay."""
+    evicted = kept = 0
+    pending = [paths.normalise(top)]
+    while pending:
+        path = pending.pop()
+        inode, below, names = _listed(client, path)
+        pending += below
+        for start in range(0, len(names), UNLINK_BATCH):
+            some = names[start : start + UNLINK_BATCH]
+            request = pb.MutateRequest(evict_many=pb.EvictMany(directory=inode, names=packed_names.pack(some)))
+            reply = client.core.metadata.mutate(request, client.core.deadline())
+            evicted += sum(number == 0 for number in reply.errnos)
+            kept += sum(number == errno.EPERM for number in reply.errnos)
+        if progress is not None:
+            progress(evicted)
+    return evicted, kept
+
+
 class _Count:
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -47,18 +66,25 @@ class _Count:
             self._progress(self.removed, max(self.found, self.removed))
 
 
-def _empty(client: Client, path: bytes, pending: list[tuple[bytes, bool]], count: _Count) -> None:
-    """Unlinks what is no directory and notes the directories."""
+def _listed(client: Client, path: bytes) -> tuple[int, list[bytes], list[bytes]]:
+    """The directory's inode, the paths of the directories in it, the names of what else is."""
     inode = client.directory(path)
-    names = []
+    below, names = [], []
     for entry in client.core.metadata.readdir(
         inode, client.core.settings.page_entries, client.core.deadline, want_entries=False
     ):
         if stat.S_ISDIR(entry.mode):
-            pending.append((paths.join(path, entry.name), False))
+            below.append(paths.join(path, entry.name))
         else:
             names.append(entry.name)
-        count.found += 1
+    return inode, below, names
+
+
+def _empty(client: Client, path: bytes, pending: list[tuple[bytes, bool]], count: _Count) -> None:
+    """Unlinks what is no directory and notes the directories."""
+    inode, below, names = _listed(client, path)
+    pending += [(each, False) for each in below]
+    count.found += len(below) + len(names)
     for start in range(0, len(names), UNLINK_BATCH):
         some = names[start : start + UNLINK_BATCH]
         request = pb.MutateRequest(unlink_many=pb.UnlinkMany(directory=inode, names=packed_names.pack(some)))

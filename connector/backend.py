@@ -28,9 +28,16 @@ class ChunkStore(Protocol):
         """Reads each file into its buffer, whose length must be the file's. One outcome per file."""
 
     def store(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float, replace: bool
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        replace: bool,
+        depths: Sequence[int] = (),
     ) -> list[HearthError | None]:
-        """Makes each buffer a file, whole or not at all. One that is there already is kept unless ``replace``."""
+        """Makes each buffer a file, whole or not at all. One that is there already is kept unless ``replace``.
+        ``depths``: of each in its prompt; a full store drops the deepest first."""
 
     def put_manifest(self, directory: str, name: str, data: bytes, timeout_s: float) -> None:
         """A small file for people, written if it is not there.

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from ..client import mount_root
 from ..client.client import Client
 from ..client.mount_root import MountRoot
-from ..common.errors import HearthError, NotADirectory, NotFound
+from ..common.errors import HearthError, NoAttribute, NotADirectory, NotFound
 from .identity import MANIFEST
+
+CACHE = "hearth.cache"
 
 
 class HearthStore:
@@ -43,6 +45,7 @@ class HearthStore:
         )
         try:
             client.makedirs(found.path, exist_ok=True)
+            _mark(client, found.path)
         except BaseException:
             client.close()
             raise
@@ -75,7 +78,13 @@ class HearthStore:
         return self._client.get_many(names, buffers, directory=self._path(directory), timeout_s=timeout_s)
 
     def store(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float, replace: bool
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        replace: bool,
+        depths: Sequence[int] = (),
     ) -> list[HearthError | None]:
         return self._client.put_many(
             names,
@@ -83,6 +92,7 @@ class HearthStore:
             directory=self._path(directory),
             keep_existing=not replace,
             wait_for_caches=False,
+            depths=depths,
             timeout_s=timeout_s,
         )
 
@@ -96,3 +106,12 @@ class HearthStore:
 
     def _path(self, directory: str) -> str:
         return f"{self._root}/{directory}"
+
+
+def _mark(client: Client, root: str) -> None:
+    """What lies below the root may be evicted, unless somebody said otherwise. It is done before the first directory is
+    made there: those below get it from those above."""
+    try:
+        client.getxattr(root, CACHE)
+    except NoAttribute:
+        client.setxattr(root, CACHE, b"1")

@@ -188,6 +188,7 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
         self._forget_lost(now)
         prompt_tokens = self._prompt_tokens.get(req_context.req_id)
         wanted: list[OffloadKey] = []
+        depths: list[int] = []
         replace: set[str] = set()
         tenant = self._tenants.get(req_context.req_id, "")
         for key in keys:
@@ -200,7 +201,9 @@ class HearthManager(OffloadingManager):  # type: ignore[misc]  # vLLM is not che
             is_decode = prompt_tokens is not None and end is not None and end > prompt_tokens
             self._storing[name] = _Storing(now + self._patience_s(), self._ranks, is_decode)
             wanted.append(key)
-        return PrepareStoreOutput(wanted, self._files(wanted, req_context, frozenset(replace)), [])
+            depths.append(end or 0)
+        files = self._files(wanted, req_context, frozenset(replace))
+        return PrepareStoreOutput(wanted, dataclasses.replace(files, depths=tuple(depths)), [])
 
     def take_report(self, report: HearthWorkerReport) -> None:
         """Takes in what the workers say about chunks, before vLLM acts on the same step's finished jobs."""

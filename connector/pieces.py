@@ -21,6 +21,8 @@ class Piece:
     first: int
     """Place in the chunk of the first of ``blocks``."""
     blocks: tuple[int, ...]
+    depth: int = 0
+    """In its prompt: of equally old chunks the deepest is evicted first."""
 
 
 def pair(

@@ -53,7 +53,13 @@ class PlainStore:
         ]
 
     def store(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float, replace: bool
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        replace: bool,
+        depths: Sequence[int] = (),
     ) -> list[HearthError | None]:
         deadline = time.monotonic() + timeout_s
         base = os.path.join(self._root, directory)

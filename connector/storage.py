@@ -155,20 +155,30 @@ class Storage:
             self.loads,
             directory,
             names,
-            buffers,
-            lambda store, at, files, some: store.load(at, files, some, timeout_s),
+            lambda store, at, files, some: store.load(at, files, [buffers[i] for i in some], timeout_s),
         )
 
     def store(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], replace: bool
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        replace: bool,
+        depths: Sequence[int] = (),
     ) -> list[HearthError | None]:
         return self._each(
             "store",
             self.stores,
             directory,
             names,
-            buffers,
-            lambda store, at, files, some: store.store(at, files, some, self._settings.store_timeout_s, replace),
+            lambda store, at, files, some: store.store(
+                at,
+                files,
+                [buffers[i] for i in some],
+                self._settings.store_timeout_s,
+                replace,
+                [depths[i] for i in some] if depths else (),
+            ),
         )
 
     def note_late_load(self, reason: str) -> None:
@@ -210,10 +220,10 @@ class Storage:
         breaker: Breaker,
         directory: str,
         names: Sequence[str],
-        buffers: Sequence[memoryview],
-        act: Callable[[ChunkStore, str, list[str], list[memoryview]], list[HearthError | None]],
+        act: Callable[[ChunkStore, str, list[str], list[int]], list[HearthError | None]],
     ) -> list[HearthError | None]:
-        """``act`` for each directory that the names are in: one, unless tenants are mixed."""
+        """``act`` for each directory that the names are in (one, unless tenants are mixed), with the places of its names
+        in ``names``."""
         store = self._store
         if store is None:
             return [Unavailable("the chunk store is not reachable")] * len(names)
@@ -223,7 +233,7 @@ class Storage:
             outcomes: list[HearthError | None] = [None] * len(names)
             for at, some in _by_place(directory, names, range(len(names))).items():
                 files = [names[i].rpartition("/")[2] for i in some]
-                for i, outcome in zip(some, act(store, at, files, [buffers[i] for i in some]), strict=True):
+                for i, outcome in zip(some, act(store, at, files, some), strict=True):
                     outcomes[i] = outcome
         except Exception as error:
             self._trouble(what, error)

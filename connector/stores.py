@@ -238,7 +238,8 @@ class Storer:
             if not chosen:
                 continue
             names = [batch[i].name for i in chosen]
-            errors = self._storage.store(self._directory, names, [files[i] for i in chosen], replace=again)
+            depths = [batch[i].depth for i in chosen]
+            errors = self._storage.store(self._directory, names, [files[i] for i in chosen], again, depths)
             for name, error in zip(names, errors, strict=True):
                 if error is None:
                     self._outcomes.append((name, ""))

@@ -32,6 +32,8 @@ class ChunkFiles(LoadStoreSpec):  # type: ignore[misc]  # vLLM is not checked
     """Names whose file is known to be bad."""
     timeout_s: float = 0.0
     """Of a load; 0: the longest that is set."""
+    depths: tuple[int, ...] = ()
+    """Of each chunk that is stored: where in its prompt it ends, in tokens."""
 
 
 class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not checked
@@ -71,6 +73,8 @@ class HearthWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not check
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: ChunkFiles) -> bool:
         pieces, unclear = self._pair(dst_spec, src_spec, whole=True)
+        depths = dict(zip(dst_spec.names, dst_spec.depths, strict=False))
+        pieces = [dataclasses.replace(piece, depth=depths.get(piece.name, 0)) for piece in pieces]
         self.storer.submit(job_id, pieces, unclear, dst_spec.replace)
         return True
 

@@ -158,6 +158,32 @@ def test_status_and_df_count_what_is_there(hearth, cluster, folder):
     assert json.loads(hearth("df", "--json"))["totals"]["total_bytes"] > 0
 
 
+def test_what_may_go_when_room_is_short_is_said_by_command(hearth, cluster, folder):
+    hearth("mkdir", f"{folder}/below")
+    for name in ("a", "b", "below/c"):
+        hearth("put", "-", f"{folder}/{name}", input=name)
+    assert "no cache directory" in hearth("ttl", folder, "1h", code=1)
+    assert "0 files evicted, 3 kept" in hearth("evict", folder)
+    hearth("cache", "-r", folder)
+    hearth("pin", f"{folder}/a")
+    hearth("ttl", folder, "1h")
+    assert (hearth("ttl", folder).strip(), hearth("ttl", f"{folder}/below").strip()) == ("1h", "-")
+    assert "1h30" in hearth("ttl", folder, "1h30", code=1)
+    hearth("quota", folder, "1MiB")
+    assert hearth("quota", f"{folder}/below").strip() == "-"
+    assert json.loads(hearth("df", f"{folder}/below", "--json"))["total_bytes"] == 1 << 20
+    assert "quota" in hearth("put", "-", f"{folder}/big", input="x" * (2 << 20), code=1)
+    assert "2 files evicted, 1 kept" in hearth("evict", folder)
+    assert hearth("ls", folder).split() == ["a", "below"]
+    hearth("pin", "--off", f"{folder}/a")
+    assert "1 files evicted, 0 kept" in hearth("evict", folder)
+    assert {"reason": "asked", "files": 3} in [
+        {key: each[key] for key in ("reason", "files")} for each in json.loads(hearth("status", "--json"))["evicted"]
+    ]
+    hearth("quota", folder, "0")
+    assert hearth("quota", folder).strip() == "-"
+
+
 def test_fsck_is_clean_after_all_of_this(hearth):
     assert hearth("fsck") == "clean\n"
 

@@ -165,6 +165,14 @@ def test_steps_that_overlap_are_not_counted_twice() -> None:
     assert bench.guard.prefill_s(1000) == pytest.approx(1.0)
 
 
+def test_how_deep_a_chunk_lies_goes_with_its_store() -> None:
+    bench = Bench()
+    for number, end in ((1, 256), (2, 512)):
+        bench.request.set_offload_key_position(key(number), end)
+    files = bench.manager.prepare_store([key(1), key(2)], bench.request).store_spec
+    assert files.depths == (256, 512)
+
+
 def test_what_is_being_stored_or_stored_is_not_stored_again() -> None:
     bench = Bench()
     assert bench.store(key(1), key(2)) == [key(1), key(2)]

@@ -40,6 +40,7 @@ class MemoryStore:
         self.lock = threading.Lock()
         self.closed = False
         self.elsewhere: bool | Exception = False
+        self.depths: dict[str, int] = {}
 
     def lookup(self, directory: str, names: Sequence[str], timeout_s: float) -> list[bool]:
         if self.error:
@@ -64,13 +65,20 @@ class MemoryStore:
         return None
 
     def store(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float, replace: bool
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        replace: bool,
+        depths: Sequence[int] = (),
     ) -> list[HearthError | None]:
         self.before_store()
         if self.error:
             raise self.error
         with self.lock:
             for name, buffer in zip(names, buffers, strict=True):
+                self.depths |= dict(zip(names, depths, strict=False))
                 if replace or (directory, name) not in self.files:
                     self.files[directory, name] = bytes(buffer)
         return [None] * len(names)

@@ -194,3 +194,10 @@ def test_a_store_that_is_slow_for_loads_gets_no_stores(bench: Bench) -> None:
     bench.clock.advance(SETTINGS.probe_interval_s)
     bench.submit(2, 3)
     assert bench.outcomes(1) == {"c3": ""}
+
+
+def test_the_store_is_told_how_deep_chunks_lie(bench: Bench) -> None:
+    pieces = [Piece(f"c{block}", 0, 0, (block,), depth=100 * block) for block in (1, 2)]
+    bench.storer.submit(1, pieces, [], frozenset())
+    bench.outcomes(2)
+    assert bench.store.depths == {"c1": 100, "c2": 200}
