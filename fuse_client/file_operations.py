@@ -17,9 +17,11 @@ from . import cluster_file
 from .cluster_file import ClusterFile
 from .files import Files
 from .handler import handler
+from .relay import wire
 from .tree import FileNode, Tree
 
 STATFS_S = 1.0
+STATFS_KEPT = 64
 STATFS_BLOCK_BYTES = 4096
 FREE_INODES = 1 << 40
 _CAPABILITY = b"security.capability"
@@ -32,7 +34,7 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is no
 
     def __init__(self) -> None:
         super().__init__()
-        self._statfs: tuple[float, pb.StatfsReply] | None = None
+        self._statfs: dict[int, tuple[float, pb.StatfsReply]] = {}
 
     # -- attributes
 
@@ -121,10 +123,15 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is no
 
     @handler
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        nodeid = wire.inode_asked(ctx.uid, ctx.gid, ctx.pid)
+        inode = self.tree.inode(nodeid) if nodeid and not self.cluster_file.owns(nodeid) else 0
         now = time.monotonic()
-        if self._statfs is None or now - self._statfs[0] > STATFS_S:
-            self._statfs = (now, await self.tree.link.read("Statfs", pb.StatfsRequest()))
-        known = self._statfs[1]
+        known_s, known = self._statfs.get(inode, (float("-inf"), pb.StatfsReply()))
+        if now - known_s > STATFS_S:
+            known = await self.tree.link.read("Statfs", pb.StatfsRequest(inode=inode))
+            if len(self._statfs) >= STATFS_KEPT:
+                self._statfs.clear()
+            self._statfs[inode] = (now, known)
         out = pyfuse3.StatvfsData()
         out.f_bsize = out.f_frsize = STATFS_BLOCK_BYTES
         out.f_blocks = known.total_bytes // STATFS_BLOCK_BYTES
@@ -193,7 +200,8 @@ class FileOperations(pyfuse3.Operations):  # type: ignore[misc]  # pyfuse3 is no
         if name == _CAPABILITY:  # asked at each first write into a file
             raise pyfuse3.FUSEError(errno.ENODATA)
         _refuse_system(name)
-        value = (await self._xattrs(inode)).get(name)
+        known = await self._xattrs(inode)
+        value = known.get(name.removeprefix(b"user.") if name.startswith(b"user.hearth.") else name)
         if value is None:
             raise pyfuse3.FUSEError(errno.ENODATA)
         return value

@@ -101,7 +101,7 @@ class Files:
         try:
             if node.detached and node.content is None:
                 raise Stale(f"inode {node.inode}: another version took this one's place")
-            self._warm.pop(node.nodeid, None)
+            self._wake(node)
             truncate = bool(flags & os.O_TRUNC)
             async with self._in_turn(node):
                 content = await self._content(node, truncate)
@@ -287,8 +287,17 @@ class Files:
             self._drop(node)
             return
         self._warm[node.nodeid] = node
+        if node.content.sealed is not None:
+            node.content.sealed.rest()
         while len(self._warm) > self._warm_limit:
             self.cool(self._warm.popitem(last=False)[1])
+
+    def _wake(self, node: FileNode) -> None:
+        """What was kept of a closed file serves the next open, if it still can."""
+        warm = self._warm.pop(node.nodeid, None)
+        sealed = node.content.sealed if warm is not None and node.content is not None else None
+        if sealed is not None and not sealed.wake():
+            self._drop(node)
 
     def cool(self, node: FileNode) -> None:
         """Lets go of what a closed file still holds."""
@@ -300,7 +309,9 @@ class Files:
         content, node.content = node.content, None
         if content is not None:
             if content.dirty:
-                node.kernel_version = None  # the kernel has pages of what was never published
+                # The kernel has pages and a length of what was never published.
+                node.kernel_version = None
+                self.tree.notifier.submit(names=False, nodeids=[node.nodeid], done=lambda: None)
             working, content.working = content.working, None
             content.close()
             if working is not None:

@@ -6,6 +6,8 @@ reported, never asked again; with none left the read is EIO.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -69,6 +71,24 @@ class SealedBlock:
     def local_fd(self) -> int | None:
         """Of the block's file on this node, when that is where the bytes come from."""
         return None if self._source is None else self._source.local_fd
+
+    def rest(self) -> None:
+        """Nobody has the file open: its block may be evicted, although the descriptor is kept for the next open."""
+        if self.local_fd is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.local_fd, fcntl.LOCK_UN)
+
+    def wake(self) -> bool:
+        """Somebody opens the file again. False: another mount writes into the block's file now."""
+        if self.local_fd is None:
+            return True
+        try:
+            fcntl.flock(self.local_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a disk without locks
+            return True
+        return True
 
     async def verify(self) -> None:
         """Reads all of the block once, so that its bytes are known to be right now.

@@ -99,6 +99,8 @@ class Pump:
         elif asked.opcode == wire.RELEASE:
             with self._lock:
                 self._modes.closed(asked.nodeid)
+        elif asked.opcode == wire.STATFS:
+            wire.say_inode(message)
         elif asked.opcode == wire.INIT:
             self._init = bytes(message)
             self._passthrough = self._passthrough and wire.offers_passthrough(self._init)

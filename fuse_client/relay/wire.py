@@ -6,9 +6,10 @@ A request begins with a header of 40 bytes, a reply with one of 16. Numbers are 
 from __future__ import annotations
 
 import struct
+import sys
 from typing import NamedTuple
 
-OPEN, RELEASE, GETXATTR, INIT, CREATE = 14, 18, 22, 26, 35
+OPEN, STATFS, RELEASE, GETXATTR, INIT, CREATE = 14, 17, 18, 22, 26, 35
 FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET = 2, 36, 41, 42
 UNANSWERED = frozenset((FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET))
 
@@ -26,10 +27,15 @@ FOPEN_KEEP_CACHE = 1 << 1
 FOPEN_NOFLUSH = 1 << 5
 FOPEN_PASSTHROUGH = 1 << 7
 
+STATFS_PID = (1 << 31) - 1
+"""No process has this number: the caller of a STATFS request that says of which inode."""
+
 REQUEST_BYTES = 40
 REPLY_BYTES = 16
 _REQUEST = struct.Struct("=IIQQ")  # length, opcode, unique, nodeid
 _REPLY = struct.Struct("=IiQ")  # length, error, unique
+_CALLER = struct.Struct("=QI")  # in a request's header behind nodeid: uid and gid, pid
+_CALLER_AT = _REQUEST.size
 _OPENED = struct.Struct("=QIi")  # handle, flags, backing id
 _ENTRY_BYTES = 128  # nodeid first
 _XATTR_NAME_AT = REQUEST_BYTES + 8
@@ -73,6 +79,18 @@ def asks_for_capability(message: bytes | bytearray | memoryview) -> bool:
 def refusal(unique: int, number: int) -> bytes:
     """The reply that says no with this errno."""
     return _REPLY.pack(REPLY_BYTES, -number, unique)
+
+
+def say_inode(statfs_request: memoryview) -> None:
+    """libfuse is told of which inode the space is asked, and pyfuse3 does not hand that on. Whoever asks is of no
+    interest, so that the inode stands in the place of the caller's ids."""
+    asked = request(statfs_request)
+    _CALLER.pack_into(statfs_request, _CALLER_AT, asked.nodeid, STATFS_PID)
+
+
+def inode_asked(uid: int, gid: int, pid: int) -> int:
+    """The node id that ``say_inode`` put there, by the caller's ids; 0: nothing was put there."""
+    return int.from_bytes(struct.pack("=II", uid, gid), sys.byteorder) if pid == STATFS_PID else 0
 
 
 def offers_passthrough(init_request: bytes) -> bool:
