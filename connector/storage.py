@@ -222,8 +222,8 @@ class Storage:
         names: Sequence[str],
         act: Callable[[ChunkStore, str, list[str], list[int]], list[HearthError | None]],
     ) -> list[HearthError | None]:
-        """``act`` for each directory that the names are in (one, unless tenants are mixed), with the places of its names
-        in ``names``."""
+        """``act`` for each directory that the names are in (one, unless tenants are mixed), with the places of its
+        names in ``names``."""
         store = self._store
         if store is None:
             return [Unavailable("the chunk store is not reachable")] * len(names)

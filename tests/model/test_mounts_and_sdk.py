@@ -5,7 +5,8 @@ two halves: a tree of *names* (empty files; names, modes, links, xattrs, errnos 
 each view (``promises.View``), the twin of what is open in one mount (bytes, offsets, errnos of everything by
 descriptor). Which view an open joins, and what others see when, the model says.
 
-Left out: eviction (there is none yet), times, owners, permissions (all runs as root), SEEK_DATA and SEEK_HOLE, locks,
+Left out: eviction that chooses by itself (a rule evicts what it names),
+times, owners, permissions (all runs as root), SEEK_DATA and SEEK_HOLE, locks,
 two calls at the same time.
 """
 
@@ -25,7 +26,9 @@ from errno import EEXIST, errorcode
 from typing import Any, NamedTuple
 
 import pytest
+from hearthfs.client import packed_names
 from hearthfs.client.client import Client
+from hearthfs.proto import master_pb2 as pb
 from hearthfs.tests.support.cluster import Cluster
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -159,6 +162,7 @@ class MountsAndSdk(RuleBasedStateMachine):
         os.makedirs(self.names)
         os.mkdir(self.shadows)
         self.client.mkdir(f"/{self.name}")
+        self.client.setxattr(f"/{self.name}", "hearth.cache", b"1")
         self.steps: list[str] = []
         self.number = itertools.count(1)
         self.known: dict[int, Known] = {}
@@ -558,7 +562,7 @@ class MountsAndSdk(RuleBasedStateMachine):
         return kind, links, size
 
     def xattrs(self, mount: int, path: str) -> None:
-        self.by_path(mount, "xattrs", lambda p: {name: os.getxattr(p, name) for name in sorted(os.listxattr(p))}, path)
+        self.by_path(mount, "xattrs", attributes, path)
 
     @rule(
         mount=MOUNTS,
@@ -705,6 +709,32 @@ class MountsAndSdk(RuleBasedStateMachine):
             lambda: rename2(self.in_names(path), self.in_names(new), flags),
         )
 
+    @rule(at=AT)
+    def evict(self, at: int) -> None:
+        """As the master does when room is short: all names of a file at once, whoever has it open."""
+        path = self.path(at, files=True)
+        if os.path.islink(self.in_names(path)):
+            return
+
+        def ours() -> None:
+            directory, name = os.path.split(self.in_sdk(path))
+            names = packed_names.pack([name.encode()])
+            evict = pb.EvictMany(directory=self.client.directory(directory), names=names)
+            core = self.client.core
+            (number,) = core.metadata.mutate(pb.MutateRequest(evict_many=evict), core.deadline()).errnos
+            if number:
+                raise OSError(number, os.strerror(number))
+
+        self.both(f"evict({path!r})", ours, lambda: self.unlink_everywhere(path))
+
+    def unlink_everywhere(self, path: str) -> None:
+        number = os.stat(self.in_names(path)).st_ino
+        os.unlink(self.in_names(path))
+        for directory, _, names in os.walk(self.names):
+            for name in names:
+                if os.lstat(other := os.path.join(directory, name)).st_ino == number:
+                    os.unlink(other)
+
     # ------------------------------------------------------------ daemons
 
     @rule(daemon=st.sampled_from(DAEMONS), chance=st.integers(0, 23))
@@ -783,6 +813,12 @@ def facts(status: Any) -> tuple[str, int, int]:
     """Kind and mode, links, size. Directories: each filesystem has sizes and link counts of its own."""
     directory = stat.S_ISDIR(status.st_mode)
     return stat.filemode(status.st_mode), 0 if directory else status.st_nlink, 0 if directory else status.st_size
+
+
+def attributes(path: str) -> dict[str, bytes]:
+    """Without those by which a directory says how its files are kept: no other filesystem has them."""
+    names = (name for name in os.listxattr(path) if not name.startswith("hearth."))
+    return {name: os.getxattr(path, name) for name in sorted(names)}
 
 
 @pytest.fixture(scope="module")

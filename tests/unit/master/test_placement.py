@@ -53,3 +53,7 @@ def test_many_blocks_of_unknown_size_spread():
     chosen = choose(equal, 300, prefer_node="", size_bytes=0)
     assert {chosen.count(name) for name in "abc"} == {100}
     assert choose(equal, 300, prefer_node="b", size_bytes=0) == ["b"] * 300
+
+
+def test_blocks_of_a_known_size_take_no_more_than_that():
+    assert choose([Candidate("a", "n", 63 << 20)], 63, prefer_node="n", size_bytes=1 << 20) == ["a"] * 63
