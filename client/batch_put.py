@@ -253,7 +253,7 @@ class _Batch:
                 reply = self._core.metadata.mutate(self._request(directory, worker_id, some), self._deadline)
                 for item, number in zip(some, reply.errnos, strict=True):
                     if number:
-                        error = from_errno(number, f"cannot put {paths.decode(item.name)!r}")
+                        error = from_errno(number, f"cannot put {paths.decode(item.name)!r}: {os.strerror(number)}")
                         self._results[item.index] = error
                         (stale if isinstance(error, Stale) else lost).append(item)
             except HearthError as problem:

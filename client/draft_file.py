@@ -5,6 +5,7 @@ States: nothing written (``draft`` None) -> drafting -> published (None again; t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from ..common.errors import FileTooBig, HearthError, NoSpace, NotFound, Stale, from_errno
@@ -193,7 +194,8 @@ class DraftFile:
         )
         reply = self._core.metadata.mutate(pb.MutateRequest(put_many=put), deadline)
         if reply.errnos and reply.errnos[0]:
-            raise from_errno(reply.errnos[0], f"cannot put {place.name!r}")
+            number = reply.errnos[0]
+            raise from_errno(number, f"cannot put {place.name!r}: {os.strerror(number)}")
         return self._core.metadata.getattr(reply.inodes[0], deadline)
 
     def _rebase(self, version: Version) -> None:
