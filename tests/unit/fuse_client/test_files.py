@@ -29,6 +29,8 @@ F = 42
 
 
 class Source:
+    local_fd = None
+
     def __init__(self, data: bytes, identity: int) -> None:
         self.data, self.identity, self.length_bytes, self.worker_id = data, identity, len(data), "w"
 
