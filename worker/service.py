@@ -191,7 +191,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.ListBlocksRequest, context: grpc.ServicerContext
     ) -> Iterator[master_pb2.BlockReport]:
         if request.pages:
-            for page in pages(self._store.reports()):
+            for page in filter(
+                lambda page: page.blocks, pages(self._store.reports())
+            ):  # an empty one looks like a block
                 yield master_pb2.BlockReport(page=map(report_message, page.blocks))
             return
         for report in self._store.reports():

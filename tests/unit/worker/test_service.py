@@ -248,6 +248,7 @@ def test_create_by_grpc_makes_the_file(store, stub):
 
 
 def test_stats_and_the_list_of_blocks(store, stub):
+    assert list(stub.ListBlocks(worker_pb2.ListBlocksRequest(pages=True), timeout=20)) == []
     put(store, KEY, DATA)
     os.close(store.create(BlockKey(0x52, 1)).fd)
     stats = stub.Stats(worker_pb2.StatsRequest(), timeout=20)
