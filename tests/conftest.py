@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import itertools
 import os
 import random
+import shutil
 import tempfile
 import threading
 import time
@@ -45,7 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): may leave file descriptors or threads behind")
     # One token for all daemons and clients of this run, not that of the user who runs it.
-    os.environ[TOKEN_FILE_VARIABLE] = f"{tempfile.mkdtemp(prefix='hearth-token-')}/token"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        directory = tempfile.mkdtemp(prefix="hearth-token-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        os.environ[TOKEN_FILE_VARIABLE] = f"{directory}/token"
     os.environ[SEED_VARIABLE] = str(SEED)  # workers of pytest-xdist have the seed that the header names
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(SEED)
