@@ -28,6 +28,7 @@ TTL = b"hearth.ttl"
 QUOTA = b"hearth.quota"
 REPLICAS = b"hearth.replicas"
 REPLICATE = b"hearth.replicate"
+REPLICATE_ON_READ = b"hearth.replicate_on_read"
 
 
 class DirectoryPolicy(msgspec.Struct, frozen=True):
@@ -39,6 +40,7 @@ class DirectoryPolicy(msgspec.Struct, frozen=True):
         quota_bytes: all below it have so much together (``quotas``); 0: no limit.
         replicas: so many of each file, on workers of their own.
         before_close: a writer's close waits until they are there; else they are made in the background.
+        on_read: a batch read by an SDK leaves a copy on the reader's node, as each read through a mount does.
     """
 
     cache: bool = False
@@ -47,6 +49,7 @@ class DirectoryPolicy(msgspec.Struct, frozen=True):
     pinned: bool = False
     ttl_s: int = 0
     quota_bytes: int = 0
+    on_read: bool = False
 
 
 DEFAULT = DirectoryPolicy()
@@ -111,6 +114,7 @@ ATTRIBUTES: dict[bytes, Attribute] = {
     ),
     REPLICAS: Attribute("replicas", _count, f"1 to {REPLICAS_MAX}"),
     REPLICATE: Attribute("before_close", _when, "background or before_close"),
+    REPLICATE_ON_READ: Attribute("on_read", _flag, "0 or 1"),
 }
 
 

@@ -296,7 +296,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             else:
                 bitmap, count = lookups.find_many(view, directory, names, replicas, self._core.readable)
                 hits = []
-            replicate = request.want_layout and view.replicates_on_read(directory)
+            replicate = request.want_layout and view.policy(directory).on_read
         self._capacity.note_lookup(directory, names, [extent.block for _, _, extent, _ in hits])
         metrics.LOOKUPS.labels("hit").inc(count)
         metrics.LOOKUPS.labels("miss").inc(len(names) - count)

@@ -46,7 +46,6 @@ _epoch = msgspec.msgpack.Decoder(Epoch)
 _cluster = msgspec.msgpack.Decoder(Cluster)
 
 
-REPLICATE_ON_READ = b"hearth.replicate_on_read"
 
 
 class View:
@@ -109,10 +108,6 @@ class View:
     def has_xattrs(self, inode: int | None = None) -> bool:
         """Whether that inode has extended attributes; without one, whether any has."""
         return bool(self.reader.scan("xattrs", b"" if inode is None else u64(inode), limit=1))
-
-    def replicates_on_read(self, directory: int) -> bool:
-        """Whether its files leave a copy on the node of whoever reads them."""
-        return self.reader.get("xattrs", named(directory, REPLICATE_ON_READ)) == b"1"
 
     def policy(self, directory: int) -> DirectoryPolicy:
         """What it asks for the files in it."""
