@@ -218,7 +218,7 @@ def _link(view: View, user: User, command: commands.Link) -> None:
         raise NotPermitted(f"inode {command.inode} belongs to uid {inode.uid}; uid {user.uid} may not link it")
 
 
-def _unlink_many(view: View, user: User, command: commands.UnlinkMany) -> None:
+def _unlink_many(view: View, user: User, command: commands.UnlinkMany | commands.EvictMany) -> None:
     for name in command.names:
         _removable(view, user, command.parent, name)
 
@@ -300,6 +300,7 @@ _RULES: dict[type[commands.Command], Callable[[View, User, Any], None]] = {
     commands.Link: _link,
     commands.Unlink: lambda view, user, command: _removable(view, user, command.parent, command.name),
     commands.UnlinkMany: _unlink_many,
+    commands.EvictMany: _unlink_many,
     commands.Rmdir: lambda view, user, command: _removable(view, user, command.parent, command.name),
     commands.Rename: _rename,
     commands.Setattr: _setattr,
