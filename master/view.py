@@ -46,8 +46,6 @@ _epoch = msgspec.msgpack.Decoder(Epoch)
 _cluster = msgspec.msgpack.Decoder(Cluster)
 
 
-
-
 class View:
     """Raises DataDamaged from every method when a stored value is not what was written."""
 

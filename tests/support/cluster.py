@@ -299,11 +299,11 @@ class Cluster:
             "HEARTH_CLIENT_MASTER": self.master_address,
             **self._shown("admin"),
         }
-        return subprocess.run(
-            hearth_command(*arguments),
-            **{"env": environment, "capture_output": True, "text": True, "timeout": timeout_s, "check": False}
-            | options,
+        chosen: dict[str, Any] = {"env": environment, "capture_output": True, "timeout": timeout_s} | options
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            hearth_command(*arguments), text=True, check=False, **chosen
         )
+        return done
 
     def fsck(self) -> list[dict[str, Any]]:
         """What ``hearth fsck --json`` finds: an empty list when all is well."""
