@@ -43,7 +43,7 @@ def chats(seed: int, count: int = 4000, users: int = 120) -> list[Request]:
         return prompt + documents[system, zipf(DOCUMENTS // 40)] if chance.random() < 0.4 else prompt
 
     requests: list[Request] = []
-    turns = [(chance.uniform(0, 600), user, ()) for user in range(users)]
+    turns: list[tuple[float, int, tuple[int, ...]]] = [(chance.uniform(0, 600), user, ()) for user in range(users)]
     heapq.heapify(turns)
     while len(requests) < count:
         at_s, user, said = heapq.heappop(turns)
