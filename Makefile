@@ -13,7 +13,7 @@ DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2
 # CPU builds of vLLM bring vision and audio packages that do not match their torch; text models do not need them.
 UNMATCHED := torchvision torchaudio torchcodec
 
-.PHONY: help setup demo test check lint types unit fuzz bench experiments proto generated clean
+.PHONY: help setup demo test test-full check lint types unit fuzz bench experiments proto generated clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ demo: setup  ## a two-node cluster, a prompt prefilled once and read back by a s
 # Two at a time, a file to each: most of these tests wait, for daemons to start or for leases to end. The long ones first.
 test: setup  ## every test: unit, model, faults, mounts, real engines (root and /dev/fuse)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-full: setup  ## the same with what takes minutes by itself, more rounds and more examples: not timed yet
+	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=pr $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --full --rounds 20
 
 check: lint types generated unit  ## all that needs no mount: style, types, import rules, generated code, unit tests
 

@@ -40,6 +40,7 @@ COLLECT_EVERY_ROUNDS = 5  # most of what is slow to end needs time, not a collec
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=2, help="rounds of each test that kills daemons (20 for the record)")
+    parser.addoption("--full", action="store_true", help="also what takes minutes by itself (make test-full)")
     parser.addoption("--seed", type=int, default=None, help="seed of tests/faults; default: another one each time")
 
 
@@ -68,6 +69,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(SEED)
+    if item.get_closest_marker("full") and not item.config.getoption("--full"):
+        pytest.skip("takes minutes by itself: make test-full")
     if item.get_closest_marker("mount") and not (os.geteuid() == 0 and Path("/dev/fuse").exists()):
         pytest.fail("this test mounts: run it as root on a kernel with FUSE (/dev/fuse; modprobe fuse)", pytrace=False)
 

@@ -25,6 +25,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_what_changed_is_never_mixed_up_and_told(small_model: Path, tmp_path: Path) -> None:
     root = tmp_path / "kv"

@@ -19,6 +19,7 @@ from hearthfs.tests.vllm.test_cluster import Nodes, nodes
 __all__ = ["nodes"]
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.mount,
     pytest.mark.leaks("cluster, client and engines live as long as the module"),
     pytest.mark.timeout(1800),
