@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hearthfs.client.client import Client
+from hearthfs.client.mount_root import MountRoot
 from hearthfs.common.errors import NoSpace, QuotaExceeded
 from hearthfs.connector.hearth import HearthStore
 from hearthfs.tests.support.cluster import Cluster
@@ -62,7 +63,8 @@ def test_ten_times_by_the_connectors_store(small: Cluster, seed: int) -> None:
     kept = keep_ordinary(client)
     client.makedirs("/kv")
     client.setxattr("/kv", "hearth.cache", b"1")
-    store = HearthStore(client, "/kv")
+    found = MountRoot(cluster_id="", master=small.master_address, node_id="node1", worker_socket="", path="/kv")
+    store = HearthStore(client, found, "/no mount")
     written: dict[str, bytes] = {}
     refused = 0
     for batch in range(FILLS * DISK_BYTES // (8 * MIB)):
