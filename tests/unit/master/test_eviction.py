@@ -4,7 +4,6 @@ import random
 
 import pytest
 from hearthfs.master.eviction import COLD_END, Candidate, S3Fifo
-from hearthfs.tests.support.chats import Belady, Lru, Ours, chats, hit_rate
 
 
 def policy(*blocks: Candidate, held_max: int = 1000) -> S3Fifo:
@@ -126,17 +125,6 @@ def test_a_choice_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch):
     assert (ours.choose(10, 0), ours.looked_at_all) == ([], False)
     assert ours.choose(10, 0) == [1]
     assert ours.looked_at_all
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("share", [0.03, 0.1])
-def test_chats_find_more_than_with_lru(seed: int, share: float):
-    requests = chats(seed, count=5000)
-    capacity = int(share * len({chunk for request in requests for chunk in request.chunks}))
-    ours, lru = hit_rate(requests, Ours(capacity)), hit_rate(requests, Lru(capacity))
-    belady = hit_rate(requests, Belady(capacity, requests))
-    print(f"seed {seed}, room for {share:.0%}: ours {ours:.4f}, LRU {lru:.4f}, Belady {belady:.4f}")
-    assert lru <= ours <= belady
 
 
 def test_nothing_is_lost_or_chosen_twice():

@@ -346,7 +346,7 @@ def we_say(tree, case: Case) -> tuple[int, int]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
 @given(case=cases)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(Case(Place(0o1777, 0, 0), Place(0o755, 1000, 100), (Place(0o4755, 1001, 101), Place(0o644, 0, 0)),
               Place(0o700, 0, 0), User(1000, 100), "unlink", 0o644))  # fmt: skip
 @example(Case(Place(0o777, 0, 0), Place(0o755, 1000, 100), (Place(0o2666, 1001, 101), Place(0o644, 0, 0)),
