@@ -107,11 +107,15 @@ def test_the_worker_dies_between_commit_and_publish(cluster: Cluster, monkeypatc
     monkeypatch.setattr(metadata, "mutate", late)
     errors = client.put_many(NAMES, CONTENTS, directory="/d")
     cluster.start("worker1")
-    wait_for("the worker is back", lambda: all(client.lookup_many("/d", NAMES).found) or any(errors))
     memory = [bytearray(len(content)) for content in CONTENTS]
-    read = client.get_many(NAMES, memory, directory="/d")
-    for error, problem, content, expected in zip(errors, read, memory, CONTENTS, strict=True):
-        assert error is not None or (problem is None and content == expected)
+
+    def read() -> bool:
+        problems = client.get_many(NAMES, memory, directory="/d")
+        return all(error is not None or problem is None for error, problem in zip(errors, problems, strict=True))
+
+    wait_for("what was acknowledged to be readable again", read)
+    for error, content, expected in zip(errors, memory, CONTENTS, strict=True):
+        assert error is not None or content == expected
 
 
 def test_a_block_that_is_deleted_behind_its_descriptor(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
