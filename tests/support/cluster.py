@@ -299,9 +299,9 @@ class Cluster:
             "HEARTH_CLIENT_MASTER": self.master_address,
             **self._shown("admin"),
         }
-        chosen: dict[str, Any] = {"env": environment, "capture_output": True, "timeout": timeout_s} | options
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            hearth_command(*arguments), text=True, check=False, **chosen
+        chosen: dict[str, Any] = {"env": environment, "capture_output": True, "text": True, "timeout": timeout_s}
+        done: subprocess.CompletedProcess[str] = subprocess.run(  # callers look at the exit code
+            hearth_command(*arguments), **chosen | options
         )
         return done
 
