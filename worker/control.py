@@ -73,18 +73,8 @@ class Control:
         self._room = room
 
     def pace(self, request: worker_pb2.ControlRequest) -> Pace:
-        """How long it may take: a few file operations, as long as the disk needs, or as long as another node needs.
-        Requests of one pace must not wait behind those of a slower one."""
-        op = request.WhichOneof("op")
-        if op == "fetch":
-            return "network"
-        if op == "commit" and (request.commit.sync or any(not item.checksums for item in request.commit.items)):
-            return "disk"
-        if op == "create" and request.create.HasField("copy_from"):
-            return "disk"
-        if op in NEED_ROOM and self._room is not None and self._room.is_short:
-            return "disk"
-        return "quick"
+        """How long it may take: see ``pace_of``."""
+        return pace_of(request, room_is_short=self._room is not None and self._room.is_short)
 
     def handle(self, request: worker_pb2.ControlRequest, door: Door) -> Answer:
         """
@@ -230,6 +220,21 @@ class Control:
         elif held is not None:
             held.close()
         self._changed()
+
+
+def pace_of(request: worker_pb2.ControlRequest, *, room_is_short: bool) -> Pace:
+    """How long it may take: a few file operations, as long as the disk needs, or as long as another node needs.
+    Requests of one pace must not wait behind those of a slower one."""
+    op = request.WhichOneof("op")
+    if op == "fetch":
+        return "network"
+    if op == "commit" and (request.commit.sync or any(not item.checksums for item in request.commit.items)):
+        return "disk"
+    if op == "create" and request.create.HasField("copy_from"):
+        return "disk"
+    if op in NEED_ROOM and room_is_short:
+        return "disk"
+    return "quick"
 
 
 def error_reply(request_id: int, error: OSError) -> worker_pb2.ControlReply:

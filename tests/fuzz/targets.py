@@ -24,7 +24,7 @@ from hearthfs.master.tables import MemoryStore
 from hearthfs.master.view import View
 from hearthfs.proto import master_pb2, worker_pb2
 from hearthfs.worker import access, disk, index
-from hearthfs.worker.control import Control
+from hearthfs.worker.control import pace_of
 from hearthfs.worker.settings import DiskSetting, Floor
 
 SESSION, CLIENT = 70, 7
@@ -61,7 +61,7 @@ def wire(data: bytes) -> None:
                 codec.mutate_reply(outcome.result.reply, lambda workers: []).SerializeToString()
     with contextlib.suppress(DecodeError, HearthError):
         control = worker_pb2.ControlRequest.FromString(data)
-        Control.pace(control)
+        pace_of(control, room_is_short=True)
         list(access.blocks_of(control))
 
 
