@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hearthfs.client.retry import RetryPolicy
+from hearthfs.common.credentials import TOKEN_FILE_VARIABLE
 from hearthfs.fuse_client.kernel_mount import check_mountpoint
 from hearthfs.tests.support.cluster import Cluster
 
@@ -384,8 +385,13 @@ serve(MountSettings(mountpoint=place, master=sys.argv[2]))
     os.chown(place, 1000, 1000)
     mode = os.stat("/dev/fuse").st_mode
     os.chmod("/dev/fuse", 0o666)  # as udev has it everywhere but in some containers
+    token = Path("/tmp") / f"hearth-user-token-{os.getpid()}"
+    token.touch(0o600)
+    token.write_bytes(Path(os.environ[TOKEN_FILE_VARIABLE]).read_bytes())
+    os.chown(token, 1000, 1000)
     command = [sys.executable, "-c", script, str(place), cluster.master_address]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, TOKEN_FILE_VARIABLE: str(token)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         deadline = time.monotonic() + 30
         while str(place) not in Path("/proc/mounts").read_text():  # root may not stat it
@@ -405,3 +411,4 @@ serve(MountSettings(mountpoint=place, master=sys.argv[2]))
         process.communicate()
         subprocess.run(["umount", "-l", place], capture_output=True)
         place.rmdir()
+        token.unlink()
