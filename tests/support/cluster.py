@@ -240,7 +240,8 @@ class Cluster:
         daemon = self._daemons[name]
         if daemon.running:
             daemon.signal(signal.SIGTERM)
-            daemon.signal(signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                self.cont(name)
             if not daemon.wait(grace_s):
                 daemon.signal(signal.SIGABRT)  # faulthandler writes where each thread hangs
                 daemon.wait(1.0)
@@ -253,6 +254,7 @@ class Cluster:
         os.killpg(self._daemons[name].pid, signal.SIGSTOP)
 
     def cont(self, name: str) -> None:
+        """SIGCONT to all that ``stop`` stopped."""
         os.killpg(self._daemons[name].pid, signal.SIGCONT)
 
     def wait(self, name: str, timeout_s: float) -> bool:
