@@ -26,7 +26,7 @@ row   attack                                       where
 13    uid and gid in the request                   test_nobody_chooses_an_owner
 14    permissions of users                         test_users_*, tests/unit/master/test_permissions.py; by mount:
                                                    test_a_mount_checks_what_users_may
-15    the unix socket's place and peers            tests/unit/worker/test_local_socket.py, the last part
+15    the unix socket's place and peers            tests/system/worker/test_local_socket.py, the last part
 16    files that others can read                   test_nothing_is_readable_by_others,
                                                    tests/unit/common/test_credentials.py::test_a_secret_that_others_*
 17    secrets in logs and dumps                    test_no_secret_is_written_anywhere

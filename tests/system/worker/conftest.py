@@ -1,4 +1,5 @@
-"""Whole workers, in this process, over a master that is a few lines long."""
+"""Parts of a worker with their ports and sockets, and whole workers, in this process, over a master that is a few lines
+long."""
 
 from __future__ import annotations
 
@@ -7,9 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hearthfs.tests.unit.worker.parts import FakeMaster, WorkerMaker
+from hearthfs.tests.unit.worker.parts import FakeMaster, StoreMaker, WorkerMaker
+from hearthfs.worker.block_store import BlockStore
 from hearthfs.worker.main import Worker
 from hearthfs.worker.settings import WorkerSettings
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Iterator[StoreMaker]:
+    maker = StoreMaker(tmp_path)
+    yield maker
+    for store in maker.open:
+        store.close()
+
+
+@pytest.fixture
+def store(make_store: StoreMaker) -> BlockStore:
+    return make_store()
 
 
 @pytest.fixture

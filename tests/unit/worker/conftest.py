@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hearthfs.tests.unit.worker.parts import FakeMaster, StoreMaker
+from hearthfs.tests.unit.worker.parts import StoreMaker
 from hearthfs.worker.block_store import BlockStore
 
 
@@ -19,10 +19,3 @@ def make_store(tmp_path: Path) -> Iterator[StoreMaker]:
 @pytest.fixture
 def store(make_store: StoreMaker) -> BlockStore:
     return make_store()
-
-
-@pytest.fixture
-def master() -> Iterator[FakeMaster]:
-    fake = FakeMaster()
-    yield fake
-    fake.stop()
