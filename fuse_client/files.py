@@ -188,7 +188,7 @@ class Files:
         content.writing += writes
         self._handles[number] = Handle(node, writes)
         if self._passing is not None:
-            self._passing.opened(node.nodeid, number, content, passes=passes, writes=writes)
+            self._passing.opened(node.nodeid, number, content, passes=passes)
         now = self._clock.monotonic_s()
         keep = node.kernel_version == content.version or content.dirty
         if not keep:
@@ -256,8 +256,7 @@ class Files:
         node, writes = self._handles.pop(number)
         content = node.content
         try:
-            if writes or node.opens == 1:
-                await self.publish(node)
+            await self.publish(node)
         except HearthError as error:
             log.error("release-not-published", inode=node.inode, reason=str(error))
         finally:

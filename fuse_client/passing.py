@@ -121,7 +121,7 @@ class Passing:
             return None
         return KernelFile.of(working, tells=self._tells(working.fd), cached=cached)
 
-    def opened(self, nodeid: int, handle: int, content: Content, *, passes: bool, writes: bool) -> None:
+    def opened(self, nodeid: int, handle: int, content: Content, *, passes: bool) -> None:
         """A handle exists now; its reply follows. Without ``await`` since ``prepare``."""
         known = self._open.get(nodeid)
         if known is None:
@@ -132,7 +132,7 @@ class Passing:
                 fd: int | None = content.working.fd
             else:
                 fd = None if content.sealed is None else content.sealed.local_fd
-            by_kernel = writes and content.kernel_file is not None and not isinstance(content.working, PrivateFile)
+            by_kernel = content.kernel_file is not None and not isinstance(content.working, PrivateFile)
             if fd is not None and self._offer(handle, fd, writes=by_kernel):
                 self.opens += 1
 

@@ -65,10 +65,9 @@ class Modes:
         if not inode.backing_id:
             return Choice(flags, 0)
         flags = flags & ~(FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO) | FOPEN_PASSTHROUGH
-        if not writes:  # closing what was only read has nothing to publish: the kernel need not ask
-            flags |= FOPEN_NOFLUSH
-        elif backing is None or not backing.writes:
-            flags |= FOPEN_DIRECT_IO
+        if backing is None or not backing.writes:
+            # Closing what nobody writes has nothing to publish: the kernel need not ask.
+            flags |= FOPEN_DIRECT_IO if writes else FOPEN_NOFLUSH
         return Choice(flags, inode.backing_id)
 
     def _try(self, backing_fd: int) -> int:

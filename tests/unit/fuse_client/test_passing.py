@@ -46,8 +46,7 @@ class World:
 
     async def open(self, handle: int, flags: int = os.O_RDONLY) -> bool:
         passes = await self.passing.prepare(NODE, self.content, flags)
-        writes = flags & os.O_ACCMODE != os.O_RDONLY
-        self.passing.opened(NODE, handle, self.content, passes=passes, writes=writes)
+        self.passing.opened(NODE, handle, self.content, passes=passes)
         return self.passing.passes(NODE)
 
     async def once(self) -> bool:

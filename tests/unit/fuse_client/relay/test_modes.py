@@ -66,7 +66,7 @@ class Opens(RuleBasedStateMachine):
         if choice.flags & FOPEN_PASSTHROUGH:
             kernel_writes = backing is not None and backing.writes
             assert bool(choice.flags & FOPEN_DIRECT_IO) == (writes and not kernel_writes)
-            assert bool(choice.flags & FOPEN_NOFLUSH) == (not writes)
+            assert bool(choice.flags & FOPEN_NOFLUSH) == (not writes and not kernel_writes)
         self.handles.append((nodeid, choice.flags))
 
     @precondition(lambda self: self.handles)
