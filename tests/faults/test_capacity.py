@@ -285,7 +285,7 @@ def test_files_expire(small: Cluster) -> None:
 
 @pytest.mark.mount
 def test_a_quota_by_a_mount(make_cluster: Callable[..., Cluster]) -> None:
-    cluster = make_cluster(workers=1, mounts=1)
+    cluster = make_cluster(workers=1, mounts=1, settings={"mount": {"relay": "auto"}})
     directory = cluster.mountpoint(1) / "d"
     directory.mkdir()
     assert cluster.hearth("quota", "/d", "4MiB").returncode == 0
