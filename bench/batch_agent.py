@@ -255,7 +255,7 @@ class GrpcStream:
         self._pool = self._pools.of(threads)
 
     def put(self, names: list[str], views: list[memoryview]) -> None:
-        raise NotImplementedError("it only reads")
+        raise NotImplementedError("it only reads")  # the protocol has it; no row asks a bare stream for it
 
     def get(self, names: list[str], views: list[memoryview]) -> None:
         def one(name: str, view: memoryview) -> None:
@@ -268,10 +268,10 @@ class GrpcStream:
         list(self._pool.map(one, names, views))
 
     def exists(self, names: list[str]) -> int:
-        raise NotImplementedError("it only reads")
+        raise NotImplementedError("it only reads")  # the protocol has it; no row asks a bare stream for it
 
     def remove(self, names: list[str]) -> None:
-        raise NotImplementedError("it only reads")
+        raise NotImplementedError("it only reads")  # the protocol has it; no row asks a bare stream for it
 
     def close(self) -> None:
         self._channel.close()

@@ -41,7 +41,7 @@ def ttft(engine: Engine, stored: Callable[[], int]) -> list[dict[str, Any]]:
         for number in range(PROMPTS):
             text, before = prompt(f"ttft {number}", tokens), stored()
             first = engine.generate(text, 4)
-            wait_until(lambda before=before, tokens=tokens: stored() >= before + tokens // BLOCK_TOKENS)  # type: ignore[misc]
+            wait_until(lambda before=before, tokens=tokens: stored() >= before + tokens // BLOCK_TOKENS)  # type: ignore[misc]  # defaults bind the loop's values
             engine.forget()
             second = engine.generate(text, 4)
             engine.forget()

@@ -58,7 +58,7 @@ class Quiet:
 
 def storage_of(client: Client, settings: ConnectorSettings) -> Storage:
     store = HearthStore(client, MountRoot("", "", "", "", "/kv"), "/kv")
-    store.moved = lambda: False  # type: ignore[method-assign]  # no mount here
+    store.moved = lambda: False  # type: ignore[method-assign]  # there is no mount to look at
     storage = Storage(settings, Notices(Quiet()), opener=lambda _: store)
     storage.probe()
     return storage

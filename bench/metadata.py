@@ -13,6 +13,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def stat_after_read(directory: Path, names: Sequence[str]) -> list[float]:
         path = f"{directory}/{name}"
         with open(path, "rb", buffering=0) as file:
             file.read()
-        result.append(timed(lambda path=path: os.stat(path)))  # type: ignore[misc]  # a default is a default
+        result.append(timed(partial(os.stat, path)))
     return result
 
 
@@ -93,7 +94,7 @@ def create_each(directory: Path, names: Sequence[str]) -> list[float]:
     def create(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
 
-    return [timed(lambda path=f"{directory}/{name}": create(path)) for name in names]  # type: ignore[misc]
+    return [timed(partial(create, f"{directory}/{name}")) for name in names]
 
 
 def put_batch(client: Client, directory: str, names: Sequence[str], payload: bytes = TINY) -> float:
@@ -115,7 +116,7 @@ def write_each(directory: Path, names: Sequence[str], payload: bytes = TINY) -> 
         with open(path, "xb", buffering=0) as file:
             file.write(payload)
 
-    return [timed(lambda path=f"{directory}/{name}": write(path)) for name in names]  # type: ignore[misc]
+    return [timed(partial(write, f"{directory}/{name}")) for name in names]
 
 
 def make_names(client: Client, directory: str, count: int, at_once: int = 4000) -> Iterator[int]:

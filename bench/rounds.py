@@ -61,7 +61,7 @@ class Results:
         found = self.samples.get(step, {})
         values = {who: [sample.value for sample in samples] for who, samples in found.items()}
         calls = {who: [call for sample in samples for call in sample.calls_s] for who, samples in found.items()}
-        return make(section, step, unit, values, calls_s=calls, **more)  # type: ignore[arg-type]
+        return make(section, step, unit, values, calls_s=calls, **more)  # type: ignore[arg-type]  # make names them
 
 
 def interleave(visits: Mapping[str, Visit], rounds: int, *, required: str = "hearthfs", warm_up: int = 1) -> Results:

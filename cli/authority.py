@@ -125,7 +125,7 @@ def _load(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
 
 def _need_cryptography() -> None:
     try:
-        import cryptography  # noqa: F401
+        import cryptography  # noqa: F401  # only whether it is there
     except ImportError:
         raise NotSupported(
             "making certificates needs the package cryptography: pip install 'hearthfs[security]'"

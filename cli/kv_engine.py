@@ -115,7 +115,7 @@ def _prefill(engine: str, model: str, prompt: Prompt, salt: str, timeout_s: floa
         engine.rstrip("/") + "/v1/completions", json.dumps(order).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # the same
             usage = json.load(answer)["usage"]
     except urllib.error.HTTPError as error:
         raise Unavailable(f"{engine}: {error.code} {error.read(500).decode(errors='replace')}") from None
@@ -125,7 +125,7 @@ def _prefill(engine: str, model: str, prompt: Prompt, salt: str, timeout_s: floa
 
 def _get(engine: str, path: str) -> bytes:
     try:
-        with urllib.request.urlopen(engine.rstrip("/") + path, timeout=ANSWER_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(engine.rstrip("/") + path, timeout=ANSWER_S) as answer:  # noqa: S310  # the same
             data: bytes = answer.read()
             return data
     except (OSError, ValueError) as error:

@@ -164,7 +164,7 @@ class HearthTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not che
         """Asks what was not asked yet, and takes in what was answered."""
         now = time.monotonic()
         for name, batch in list(self._asked.items()):
-            hits = self._table.ask(name, lambda batch=batch: batch)  # type: ignore[misc]
+            hits = self._table.ask(name, lambda batch=batch: batch)  # type: ignore[misc]  # a default binds the value
             if hits is None:
                 continue
             del self._asked[name]
