@@ -6,8 +6,8 @@ import os
 import stat
 from typing import IO, Any
 
-from ..common.errors import Exists, InvalidArgument, IsADirectory, NotFound
-from ..common.types import ROOT_INODE
+from ..common.errors import Exists, InvalidArgument, IsADirectory, NotFound, SymlinkLoop
+from ..common.types import ROOT_INODE, SYMLINKS_MAX
 from ..proto import common_pb2 as common
 from ..proto import master_pb2 as pb
 from . import paths
@@ -86,15 +86,15 @@ def _open_draft(
 ) -> DraftFile:
     shown = paths.decode(path)
     needed = os.W_OK | (os.R_OK if kind in "ra" else 0)
-    entry = _find(core, path, deadline, needed)
-    if kind == "r" and entry is None:
-        raise NotFound(f"{shown!r} does not exist")
     if kind == "x":
-        if entry is not None:
+        if _find(core, path, deadline, needed) is not None:
             raise Exists(f"{shown!r} exists")
         place = _place(core, path, permissions, deadline)
         entry = _create(core, place, deadline)
         return DraftFile(core, entry.attributes.inode, place, None, random_access=random_access, made_now=True)
+    path, entry = _follow(core, path, deadline, needed)
+    if kind == "r" and entry is None:
+        raise NotFound(f"{shown!r} does not exist")
     if entry is not None:
         _need_file(entry, shown)
         inode = entry.attributes.inode
@@ -105,9 +105,24 @@ def _open_draft(
     return DraftFile(core, 0, _place(core, path, permissions, deadline), None, random_access=random_access)
 
 
+def _follow(core: Core, path: bytes, deadline: Deadline, access: int) -> tuple[bytes, common.Entry | None]:
+    """Where the symlinks at the end of a path lead, and what is there: a file made through one gets its target's name.
+
+    Raises: SymlinkLoop.
+    """
+    for _ in range(SYMLINKS_MAX + 1):
+        entry = _find(core, path, deadline, access)
+        if entry is None or not stat.S_ISLNK(entry.attributes.mode):
+            return path, entry
+        directory, _name = paths.split(path)
+        path = paths.normalise(os.path.join(directory, entry.symlink_target))
+    raise SymlinkLoop(f"{paths.decode(path)!r}: more than {SYMLINKS_MAX} symlinks")
+
+
 def _find(core: Core, path: bytes, deadline: Deadline, access: int) -> common.Entry | None:
+    """What has the name, be it a symlink."""
     try:
-        return core.metadata.resolve(path, deadline, access=access)
+        return core.metadata.resolve(path, deadline, follow=False, access=access)
     except NotFound:
         return None
 

@@ -9,7 +9,7 @@ from stat import S_IFREG, S_ISLNK
 import msgspec
 
 from ..common.errors import InvalidArgument, NameTooLong, NotADirectory, NotFound, SymlinkLoop
-from ..common.types import NAME_MAX, PATH_MAX, ROOT_INODE
+from ..common.types import NAME_MAX, PATH_MAX, ROOT_INODE, SYMLINKS_MAX
 from .namespace import check_name
 from .readable_names import ReadableNames
 from .records import Dentry, Extent, Inode, Layout, Ordered
@@ -17,7 +17,6 @@ from .tables import pack_u64 as pack
 from .tables import u64
 from .view import View
 
-SYMLINKS_MAX = 40
 LISTING_MAX = 4096
 S_IFMT = 0o170000
 COOKIE_END = (1 << 64) - 1

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from errno import EEXIST, errorcode
+from errno import errorcode
 from typing import Any, NamedTuple
 
 import pytest
@@ -156,11 +156,13 @@ class MountsAndSdk(RuleBasedStateMachine):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.cluster, self.client = world.cluster, world.client
-        self.name = f"example{next(world.numbers)}"
-        self.plain = os.path.join(world.plain, self.name)
+        example = f"example{next(world.numbers)}"
+        self.name = f"{example}/names"  # with a directory above of its own: there are symlinks to ``../a``
+        self.plain = os.path.join(world.plain, example)
         self.names, self.shadows = os.path.join(self.plain, "names"), os.path.join(self.plain, "views")
         os.makedirs(self.names)
         os.mkdir(self.shadows)
+        self.client.mkdir(f"/{example}")
         self.client.mkdir(f"/{self.name}")
         self.client.setxattr(f"/{self.name}", "hearth.cache", b"1")
         self.steps: list[str] = []
@@ -649,8 +651,6 @@ class MountsAndSdk(RuleBasedStateMachine):
         data = self.data(size)
 
         def plain() -> None:
-            if os.path.islink(self.in_names(path)):
-                raise FileExistsError(EEXIST, "a name that is no file")
             with open(self.in_names(path), "wb"):
                 pass
 

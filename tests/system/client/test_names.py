@@ -13,6 +13,7 @@ from hearthfs.common.errors import (
     NotADirectory,
     NotEmpty,
     NotFound,
+    SymlinkLoop,
 )
 
 
@@ -132,6 +133,30 @@ def test_links(client: Client, root: str) -> None:
     client.unlink(f"{root}/f")
     assert not client.exists(f"{root}/soft")
     assert client.read_bytes(f"{root}/hard") == b"y"
+
+
+def test_writing_through_a_symlink_makes_its_target(client: Client, root: str) -> None:
+    client.mkdir(f"{root}/d")
+    client.symlink("../made", f"{root}/d/relative")
+    client.symlink(f"{root}/d/relative", f"{root}/chain")
+    client.write_bytes(f"{root}/chain", b"1")
+    assert client.read_bytes(f"{root}/made") == b"1"
+    client.unlink(f"{root}/made")
+    with client.open(f"{root}/chain", "ab") as file:
+        file.write(b"2")
+    assert client.read_bytes(f"{root}/made") == b"2"
+    client.unlink(f"{root}/made")
+    with pytest.raises(Exists):
+        client.open(f"{root}/chain", "xb")
+    with pytest.raises(NotFound):
+        client.open(f"{root}/chain", "r+b")
+    assert sorted(client.listdir(root)) == ["chain", "d"]
+    client.symlink("loop", f"{root}/loop")
+    with pytest.raises(SymlinkLoop):
+        client.write_bytes(f"{root}/loop", b"")
+    client.symlink("d", f"{root}/directory")
+    with pytest.raises(IsADirectory):
+        client.write_bytes(f"{root}/directory", b"")
 
 
 def test_attributes(client: Client, root: str) -> None:
