@@ -44,6 +44,7 @@ class MetadataCache:
         self._sequence = 0
         self._moved = [0] * SLOTS  # by anybody
         self._moved_elsewhere = [0] * SLOTS  # by other clients
+        self._replaced = [0] * SLOTS  # content, by other clients
         self.hits = 0
         self.misses = 0
 
@@ -59,6 +60,10 @@ class MetadataCache:
     def undisturbed(self, token: int, *inodes: int) -> bool:
         """The same, but our own mutations do not count."""
         return all(self._moved_elsewhere[inode % SLOTS] <= token for inode in inodes)
+
+    def replaced(self, token: int, inode: int) -> bool:
+        """Whether another client may have published content of this inode since ``token`` was taken."""
+        return self._replaced[inode % SLOTS] > token
 
     def timeout_s(self) -> float:
         """How long the kernel may keep what is fresh now."""
@@ -235,12 +240,15 @@ class MetadataCache:
         if event.inode:
             self._moves(event.inode, elsewhere=True)
             self._drop_inode(event.inode)
+            if event.content:
+                self._replaced[event.inode % SLOTS] = self._sequence
 
     def clear(self) -> None:
         """The session or its stream is lost: nothing that is known or on its way may be kept."""
         self._sequence += 1
         self._moved = [self._sequence] * SLOTS
         self._moved_elsewhere = [self._sequence] * SLOTS
+        self._replaced = [self._sequence] * SLOTS
         self._names.clear()
         self._name_count = 0
         self._entries.clear()

@@ -126,7 +126,7 @@ class Publisher:
                 await self._write_again(content)
                 continue
             self._published(token, node, content, reply)
-            if node.detached and self._tree.cache.undisturbed(token, node.inode):
+            if node.detached and not self._tree.cache.replaced(token, node.inode):
                 await self._reattach(node)
             return
 

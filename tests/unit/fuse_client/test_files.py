@@ -59,6 +59,7 @@ class World:
         self.room = 1 << 40
         self._next = 1
         self._chunks = VerifiedChunks()
+        self.before_reply: Callable[[], None] = lambda: None
 
     # the master
 
@@ -75,7 +76,9 @@ class World:
             raise self.fail.pop(0)
         if request.publish.inode not in self.entries:
             raise Stale("gone")
-        return pb.MutateReply(entry=self.publish(request.publish))
+        entry = self.publish(request.publish)
+        self.before_reply()
+        return pb.MutateReply(entry=entry)
 
     def publish(self, item: pb.Publish) -> common.Entry:
         self.publishes += 1
@@ -187,7 +190,8 @@ class Bench:
 
     def hear(self, event: pb.Invalidation) -> None:
         self.cache.invalidate(event)
-        self.files.replaced(event.inode)
+        if event.content:
+            self.files.replaced(event.inode)
 
 
 def scenario(function: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
@@ -270,6 +274,25 @@ async def test_last_close_wins_and_its_node_is_current_again(bench: Bench) -> No
     assert bench.world.published == b"ours"
     assert bench.tree.table.current(F) is node
     await bench.files.release(fh)
+
+
+@scenario
+async def test_a_replica_made_meanwhile_is_no_other_version(bench: Bench) -> None:
+    node, fh = await bench.open()
+    await bench.files.write(fh, 0, b"ours")
+    bench.hear(bench.world.elsewhere(b"theirs"))
+    reader, other = await bench.open(os.O_RDONLY)
+    assert reader is not node
+    bench.world.before_reply = lambda: bench.hear(pb.Invalidation(inode=F))
+    await bench.files.publish(node)
+    assert bench.tree.table.current(F) is node
+    await bench.files.write(fh, 0, b"more")
+    bench.hear(bench.world.elsewhere(b"theirs"))
+    bench.world.before_reply = lambda: bench.hear(pb.Invalidation(inode=F, content=True))
+    await bench.files.publish(node)
+    assert bench.tree.table.current(F) is not node
+    await bench.files.release(fh)
+    await bench.files.release(other)
 
 
 @scenario
