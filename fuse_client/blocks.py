@@ -225,19 +225,19 @@ class Blocks:
         """A working file that nobody needs. An empty one serves the next new file. Its room is free at once,
         not when the order to delete it came by way of the master: a writer who tries again would fill the disk so.
         """
-        length_bytes = working.length_bytes
+        reusable = not (working.length_bytes or working.shared)
         working.empty()
         working.close()
-        if working.private:
-            return
+        if not working.worker_id:
+            return  # its block is garbage already
         place = common.WorkerAddress(worker_id=working.worker_id, address=working.address)
         if working.local:
             place.node_id = self._node_id
         block = common.WorkingBlock(block=working.key.block, generation=working.key.generation, worker=place)
-        if length_bytes:
-            background.start(self._nursery, self._discard, block)
-        else:
+        if reusable:
             self.keep([block])
+        else:
+            background.start(self._nursery, self._discard, block)
 
     def forget(self, key: BlockKey) -> None:
         """A committed block that will not be published."""

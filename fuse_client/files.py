@@ -31,6 +31,7 @@ from ..common.types import FILE_MAX_BYTES
 from ..proto import common_pb2 as common
 from .blocks import Blocks
 from .content import Content
+from .kernel_file import KernelFile
 from .passing import Passing
 from .publisher import Publisher
 from .take_over import TakeOver
@@ -111,6 +112,8 @@ class Files:
                 if flags & os.O_APPEND and not truncate and node.told_version != content.version:
                     # The kernel appends at the length that it was told; it asks again and finds this version's.
                     raise Stale(f"inode {node.inode}: another version was published while it was opened")
+                if content.kernel_file is not None:
+                    await self._join(node, content.kernel_file, flags & os.O_ACCMODE)
                 if truncate:
                     await self._publisher.part(node)
                     async with content.lock, content.hold():
@@ -120,6 +123,13 @@ class Files:
         except BaseException:
             self._close(node)
             raise
+
+    async def _join(self, node: FileNode, file: KernelFile, access: int) -> None:
+        """Another descriptor of a file that the kernel writes: one that could write by a mapping, unseen, finds nothing
+        in it that is published."""
+        file.join(access)
+        if file.mappable:
+            await self._publisher.part(node)
 
     def _in_turn(self, node: FileNode) -> trio.Lock:
         """One open of a node at one time."""
@@ -167,7 +177,7 @@ class Files:
     async def _to_kernel(self, node: FileNode, content: Content, flags: int) -> bool:
         """Gives an empty file that nobody else here has open a working file that the kernel writes by itself, where
         that can be; whether it did."""
-        if self._passing is None or not self._passing.may_write(node.nodeid) or flags & os.O_ACCMODE == os.O_RDONLY:
+        if self._passing is None or not self._passing.may_write(node.nodeid) or flags & os.O_ACCMODE != os.O_WRONLY:
             return False
         async with content.lock:
             try:
@@ -270,7 +280,9 @@ class Files:
     def _end_writing(self, content: Content) -> None:
         """The kernel has no writer of the file left: what was published as it is stays so."""
         file = content.kernel_file
-        if file is None or content.writing or content.dirty or not file.published or content.lock.locked():
+        if file is None or content.writing or content.dirty or content.lock.locked():
+            return
+        if file.mappable or not file.published:
             return
         content.working = None
         content.sealed = self.blocks.seal_kernel_file(file)

@@ -2,8 +2,10 @@
 
 Laws:
 
-- What we know of it comes from its status: length, time, and that somebody may have it mapped. A mapping changes a file
-  without changing its time, so where one was possible the bytes themselves are compared.
+- It is made for a descriptor that only writes, and so cannot map it. What is written shows in its length and time.
+- Others may join, and map it: a mapping changes a file without changing its time, and outlives its descriptor without
+  telling anybody. So after one joined that reads and writes, the bytes themselves are compared and each version is a
+  copy; after anybody joined, the file is neither emptied nor used again.
 - While programs may write into it our descriptor holds an exclusive lock on the file, and it goes to the kernel with
   the descriptor: a worker gives the file to nobody then. Whoever wants the block gets a copy of what was committed.
 - Its own block may be published once, as it is; the next version is a copy, and then the file is private.
@@ -11,7 +13,6 @@ Laws:
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -38,10 +39,12 @@ class KernelFile(WorkingFile):
     """Owns ``fd``. ``of`` makes one from a working file.
 
     Args:
-        tells: the file's status shows every change: its time is fine enough, and a mapping shows in its access time.
+        fine_time: the file's time shows every change, but those by a mapping.
         cached: what is written into it goes through the page cache.
 
     Attributes:
+        shared: others than its first writer had it open; they may have it mapped.
+        mappable: some of them can write by a mapping.
         private: its own block is not to be committed (any more); each version is a copy.
         committed: its own block was, perhaps.
         packed: checksums of the bytes as they were last taken.
@@ -66,12 +69,13 @@ class KernelFile(WorkingFile):
         address: str,
         limit_bytes: int,
         local: bool,
-        tells: bool,
+        fine_time: bool,
         cached: bool,
     ) -> None:
         super().__init__(key, fd, worker_id=worker_id, address=address, limit_bytes=limit_bytes, local=local)
-        self._tells = tells
+        self._fine_time = fine_time
         self._cached = cached
+        self.shared = self.mappable = False
         self.private = False
         self.committed = False
         self.packed = b""
@@ -82,14 +86,13 @@ class KernelFile(WorkingFile):
         self.seen = self.look()
 
     @classmethod
-    def of(cls, working: WorkingFile, *, tells: bool, cached: bool) -> KernelFile:
+    def of(cls, working: WorkingFile, *, fine_time: bool, cached: bool) -> KernelFile:
         """Takes the descriptor over from an empty working file.
 
         Raises:
-            OSError: the file cannot be locked or its time not be set; ``working`` is as it was.
+            OSError: the file cannot be locked; ``working`` is as it was.
         """
         lock_alone(working.fd, working.key)
-        os.utime(working.fd, ns=(0, os.fstat(working.fd).st_mtime_ns))  # an access shows: see ``may_be_mapped``
         return cls(
             working.key,
             working.fd,
@@ -97,7 +100,7 @@ class KernelFile(WorkingFile):
             address=working.address,
             limit_bytes=working.limit_bytes,
             local=working.local,
-            tells=tells,
+            fine_time=fine_time,
             cached=cached,
         )
 
@@ -115,14 +118,20 @@ class KernelFile(WorkingFile):
         return self.look() != self.seen
 
     @property
-    def may_be_mapped(self) -> bool:
-        """Somebody read the file or mapped it, which is the same to its access time; or that time does not tell."""
-        return not self._tells or os.fstat(self.fd).st_atime_ns != 0
+    def tells(self) -> bool:
+        """Every change shows in the file's status."""
+        return self._fine_time and not self.mappable
+
+    def join(self, access: int) -> None:
+        """Another descriptor is opened, with this access mode (O_RDONLY...)."""
+        self.shared = True
+        if access == os.O_RDWR:
+            self.private = self.mappable = True
 
     def set_mtime(self, mtime_ns: int) -> None:
         """What a program says it is; no change of the content."""
         clean = not self.changed
-        os.utime(self.fd, ns=(os.fstat(self.fd).st_atime_ns, mtime_ns))
+        os.utime(self.fd, ns=(mtime_ns, mtime_ns))
         if clean:
             self.seen = self.look()
 
@@ -138,11 +147,9 @@ class KernelFile(WorkingFile):
         os.ftruncate(self.fd, length_bytes)
 
     def empty(self) -> None:
-        """Not what others may have by now."""
-        if self.committed:
-            return
-        with contextlib.suppress(OSError):
-            os.ftruncate(self.fd, 0)
+        """Not what others may have, or have mapped."""
+        if not (self.committed or self.shared):
+            super().empty()
 
     async def checksums(self) -> tuple[bytes, int]:
         """(packed list, digest) of what is in the file now; ``seen`` is how it looked before it was read."""
@@ -171,12 +178,8 @@ def lock_alone(fd: int, key: BlockKey) -> None:
 
 
 def _hash(fd: int, length_bytes: int, cached: bool) -> bytes:
-    """Packed checksums of a file, without touching its access time."""
-    quiet = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NOATIME | os.O_CLOEXEC)
-    try:
-        return _hash_mapped(quiet, length_bytes) if cached else of_file(quiet, length_bytes)
-    finally:
-        os.close(quiet)
+    """Packed checksums of a file."""
+    return _hash_mapped(fd, length_bytes) if cached else of_file(fd, length_bytes)
 
 
 def _hash_mapped(fd: int, length_bytes: int) -> bytes:
@@ -191,15 +194,3 @@ def _hash_mapped(fd: int, length_bytes: int) -> bytes:
                 with view[at : at + CHUNK_BYTES] as chunk:
                     found.append(checksum(chunk))
     return pack(found)
-
-
-def mapping_shows(fd: int) -> bool:
-    """Whether a mapping shows in the access time of files on this filesystem (not with ``noatime``). ``fd`` is of an
-    empty file, and writable."""
-    os.utime(fd, ns=(0, os.fstat(fd).st_mtime_ns))
-    os.ftruncate(fd, mmap.PAGESIZE)
-    try:
-        mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ).close()
-        return os.fstat(fd).st_atime_ns != 0
-    finally:
-        os.ftruncate(fd, 0)

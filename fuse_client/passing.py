@@ -4,8 +4,9 @@ Laws:
 
 - Once a file passes, we see no read of it and cannot take it back. So for reading it passes only when nothing can
   change what its readers see: a sealed block with exactly the file's bytes, on a disk of this node.
-- For writing it passes when it is empty and nobody here has it open: created just now, or cut by O_TRUNC. See
-  ``kernel_file``. Not where the disk is nearly full: the worker's limits are kept by those who ask it.
+- For writing it passes when it is empty and nobody here has it open (created just now, or cut by O_TRUNC) by one who
+  only writes, and so cannot map it. See ``kernel_file``. Not where the disk is nearly full: the worker's limits are
+  kept by those who ask it.
 - The kernel verifies nothing. All of a block is verified before its file passes for the first time, and again after
   the worker was started anew or the file changed (inode, length, ctime); bytes that we wrote and hashed ourselves were
   verified when they were sealed.
@@ -28,7 +29,7 @@ from ..common.errors import HearthError
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from .content import Content
-from .kernel_file import KernelFile, mapping_shows
+from .kernel_file import KernelFile
 from .private_file import PrivateFile
 from .sealed_block import SealedBlock
 from .working_file import WorkingFile
@@ -81,7 +82,6 @@ class Passing:
         self._open: dict[int, _Open] = {}
         self._verified: OrderedDict[BlockKey, _Seen] = OrderedDict()
         self._fine_times = fine_times
-        self._telling: dict[int, bool] = {}  # device number: a file's status shows every change
         self._direct: dict[int, bool] = {}  # device number: its files can be opened with O_DIRECT
         self.opens = 0  # that passed
 
@@ -119,7 +119,7 @@ class Passing:
             return None
         if not self._takes_direct(working.fd):
             return None
-        return KernelFile.of(working, tells=self._tells(working.fd), cached=cached)
+        return KernelFile.of(working, fine_time=self._fine_times, cached=cached)
 
     def opened(self, nodeid: int, handle: int, content: Content, *, passes: bool) -> None:
         """A handle exists now; its reply follows. Without ``await`` since ``prepare``."""
@@ -174,14 +174,6 @@ class Passing:
                 log.warning("disk-without-direct-io", reason=f"{error.strerror}: no passthrough for its files")
                 self._direct[device] = False
         return self._direct[device]
-
-    def _tells(self, fd: int) -> bool:
-        device = os.fstat(fd).st_dev
-        if device not in self._telling:
-            self._telling[device] = self._fine_times and mapping_shows(fd)
-            if not self._telling[device]:
-                log.info("written-files-are-read-twice", reason="file times do not show every change (noatime?)")
-        return self._telling[device]
 
     def _seen(self, fd: int) -> _Seen:
         status = os.fstat(fd)

@@ -38,9 +38,9 @@ class PrivateFile(KernelFile):
                 fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that could not be raised is lost
             raise Busy(f"block {sealed.key}: others read its file: {error.strerror or error}") from None
         super().__init__(
-            sealed.key, fd, worker_id="", address="", limit_bytes=0, local=False, tells=False, cached=False
+            sealed.key, fd, worker_id="", address="", limit_bytes=0, local=False, fine_time=False, cached=False
         )
-        self.private = True
+        self.private = self.shared = True
         self._sealed = sealed
 
     def close(self) -> None:

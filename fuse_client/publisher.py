@@ -73,10 +73,10 @@ class Publisher:
                 raise
 
     async def _look(self, content: Content) -> None:
-        """A shared mapping changes a file that the kernel has without telling us."""
+        """A shared mapping changes a file that the kernel has, and its time does not tell."""
         content.look()
         file = content.kernel_file
-        if file is None or content.dirty or not file.may_be_mapped:
+        if file is None or content.dirty or file.tells:
             return
         if not await file.same_bytes() and content.working is file:
             content.changed(file.look().mtime_ns)

@@ -28,6 +28,7 @@ class WorkingFile:
     by_kernel = False
     private = False
     published = False
+    shared = False
 
     def __init__(
         self,

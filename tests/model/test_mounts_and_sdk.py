@@ -5,6 +5,9 @@ two halves: a tree of *names* (empty files; names, modes, links, xattrs, errnos 
 each view (``promises.View``), the twin of what is open in one mount (bytes, offsets, errnos of everything by
 descriptor). Which view an open joins, and what others see when, the model says.
 
+Behind a relay the mount does not see what is done to a mapping, unless the file was opened to be read and written when
+nobody in the mount had it: msync may publish or not, and such mappings end before their descriptors.
+
 Left out: eviction that chooses by itself (a rule evicts what it names),
 times, owners, permissions (all runs as root), SEEK_DATA and SEEK_HOLE, locks,
 two calls at the same time.
@@ -23,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from errno import errorcode
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -91,6 +95,7 @@ class World(NamedTuple):
     client: Client
     plain: str
     numbers: Iterator[int]
+    relay: bool
 
 
 class Outcome(NamedTuple):
@@ -145,17 +150,19 @@ class Known:
 
 @dataclass(eq=False)
 class Shadow:
-    """A view's bytes in the plain filesystem. ``stored``: into a mapping, and nobody asked yet for it to be written."""
+    """A view's bytes in the plain filesystem. ``stored``: into a mapping, and nobody asked yet for it to be written.
+    ``unseen``: what is done to its mappings."""
 
     path: str
     stored: bool = False
+    unseen: bool = False
     known: Known | None = field(default=None)
 
 
 class MountsAndSdk(RuleBasedStateMachine):
     def __init__(self, world: World) -> None:
         super().__init__()
-        self.cluster, self.client = world.cluster, world.client
+        self.cluster, self.client, self.relay = world.cluster, world.client, world.relay
         example = f"example{next(world.numbers)}"
         self.name = f"{example}/names"  # with a directory above of its own: there are symlinks to ``../a``
         self.plain = os.path.join(world.plain, example)
@@ -250,13 +257,14 @@ class MountsAndSdk(RuleBasedStateMachine):
         view = file.view(mount)
         return file.published if view is None else self.bytes_of(view)
 
-    def joined(self, known: Known, mount: int) -> View:
+    def joined(self, known: Known, mount: int, flags: int) -> View:
         view = known.file.open(mount)
         if view not in self.shadow:
             path = os.path.join(self.shadows, str(next(self.number)))
             with open(path, "wb") as file:
                 file.write(known.file.versions[view.version])
-            self.shadow[view] = Shadow(path, known=known)
+            unseen = self.relay and flags & os.O_ACCMODE != os.O_RDWR
+            self.shadow[view] = Shadow(path, unseen=unseen, known=known)
         return view
 
     def publish(self, view: View) -> bool:
@@ -316,7 +324,7 @@ class MountsAndSdk(RuleBasedStateMachine):
             os.close(name_fds[0])
             return
         existed = status.st_ino in self.known
-        view = self.joined(self.know(status, name_fds[0]), mount)
+        view = self.joined(self.know(status, name_fds[0]), mount, flags)
         twin = os.open(self.shadow[view].path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
         if flags & os.O_TRUNC and existed:
             view.dirty = True
@@ -374,6 +382,10 @@ class MountsAndSdk(RuleBasedStateMachine):
     def close(self, pick: int) -> None:
         d = self.pick(pick)
         self.descriptors.remove(d)
+        if self.shadow[d.of.view].unseen and not any(other.of is d.of for other in self.descriptors):
+            for number, m in reversed(list(enumerate(self.mapped))):
+                if m.of is d.of:
+                    self.unmap(number)
         self.both(f"close({d})", lambda: os.close(d.fd), lambda: os.close(d.twin))
         self.publish(d.of.view)
         self.let_go(d.of)
@@ -479,10 +491,15 @@ class MountsAndSdk(RuleBasedStateMachine):
 
     @precondition(lambda self: self.mapped)
     @rule(pick=PICK)
-    def msync(self, pick: int) -> None:
-        m = self.mapped[pick % len(self.mapped)]
+    def sync_mapping(self, pick: int) -> None:
+        self.msync(self.mapped[pick % len(self.mapped)])
+
+    def msync(self, m: Mapped) -> None:
+        view = m.of.view
+        before = self.version(self.known_of(view))
         self.both(f"msync({m})", m.memory.sync, m.twin.sync)
-        self.publish(m.of.view)
+        if not self.shadow[view].unseen or self.version(self.known_of(view)) != before:
+            self.publish(view)
 
     @precondition(lambda self: self.mapped)
     @rule(pick=PICK)
@@ -756,8 +773,7 @@ class MountsAndSdk(RuleBasedStateMachine):
                 self.publish(d.of.view)
         for m in self.mapped:
             if m.of.view.dirty:
-                self.both(f"msync({m})", m.memory.sync, m.twin.sync)
-                self.publish(m.of.view)
+                self.msync(m)
 
     # ------------------------------------------------------------ the end
 
@@ -827,7 +843,8 @@ def world() -> Iterator[World]:
         plain = os.path.join(directory, "plain")
         os.mkdir(plain)
         with Cluster(os.path.join(directory, "cluster"), workers=2, mounts=2) as cluster:
-            yield World(cluster, cluster.client(1), plain, itertools.count(1))
+            children = Path(f"/proc/{(pid := cluster.pid('mount1'))}/task/{pid}/children")
+            yield World(cluster, cluster.client(1), plain, itertools.count(1), relay=bool(children.read_text()))
             assert findings(cluster) == []
 
 

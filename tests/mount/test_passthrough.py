@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hearthfs.tests.model.memory import Mapping
 from hearthfs.tests.support.cluster import Cluster
 
 pytestmark = [
@@ -102,7 +103,7 @@ def test_new_files_are_written_by_the_kernel(shared: Cluster, root: Path) -> Non
 def test_a_writer_that_goes_on_leaves_others_what_was_closed(shared: Cluster, root: Path) -> None:
     """Through a duplicate, after a close: in place, longer, shorter."""
     other = shared.mountpoint(2) / root.name / "f"
-    fd = os.open(root / "f", os.O_CREAT | os.O_RDWR)
+    fd = os.open(root / "f", os.O_CREAT | os.O_WRONLY)
     os.write(fd, b"first version")
     os.close(os.dup(fd))
     time.sleep(0.3)  # noticed: the published block has a file of its own
@@ -121,7 +122,7 @@ def test_a_writer_that_goes_on_leaves_others_what_was_closed(shared: Cluster, ro
 
 def test_who_asks_before_it_was_noticed_gets_a_whole_version(shared: Cluster, root: Path) -> None:
     other = shared.mountpoint(2) / root.name / "f"
-    fd = os.open(root / "f", os.O_CREAT | os.O_RDWR)
+    fd = os.open(root / "f", os.O_CREAT | os.O_WRONLY)
     for turn in range(20):
         os.pwrite(fd, bytes([turn]) * 100_000, 0)
         os.close(os.dup(fd))
@@ -135,17 +136,72 @@ def test_who_asks_before_it_was_noticed_gets_a_whole_version(shared: Cluster, ro
 def test_what_a_mapping_writes_after_close_is_published_at_its_end(shared: Cluster, root: Path) -> None:
     fd = os.open(root / "f", os.O_CREAT | os.O_RDWR)
     os.write(fd, b"a" * 10_000)
-    with mmap.mmap(fd, 10_000) as mapped:
-        mapped[:5] = b"early"
-        os.close(fd)  # the mapping has the file yet
-        assert (root / "f").read_bytes()[:6] == b"earlya"
-        mapped[5000:5005] = b"later"
+    mapped = Mapping(fd, 10_000, writable=True)
+    mapped.store(0, b"early")
+    os.close(fd)  # the mapping has the file yet
+    assert (root / "f").read_bytes()[:6] == b"earlya"
     other = shared.mountpoint(2) / root.name / "f"
+    mapped.store(5000, b"later")
+    mapped.sync()
+    assert other.read_bytes()[5000:5005] == b"later"
+    mapped.store(6000, b"last")
+    mapped.close()
     deadline = time.monotonic() + 10
-    while other.read_bytes()[5000:5005] != b"later":  # RELEASE is not waited for by munmap
+    while other.read_bytes()[6000:6004] != b"last":  # RELEASE is not waited for by munmap
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert other.read_bytes()[:5] == b"early"
+
+
+def test_a_mapping_outlives_descriptor_and_name(shared: Cluster, root: Path) -> None:
+    """Made by who creates the file, by a reader of one that is being written, and by who joins readers."""
+    first = os.open(root / "own", os.O_CREAT | os.O_RDWR)
+    os.ftruncate(first, 1 << 20)
+    writer = os.open(root / "other's", os.O_CREAT | os.O_WRONLY)
+    os.write(writer, b"w" * 10_000)
+    reader = os.open(root / "other's", os.O_RDONLY)
+    (root / "joined").write_bytes(b"j" * 10_000)
+    sealed = os.open(root / "joined", os.O_RDONLY)
+    joined = os.open(root / "joined", os.O_RDWR)
+    own, seen = Mapping(first, 4096, writable=True), Mapping(reader, 4096, writable=False)
+    changed = Mapping(joined, 4096, writable=True)
+    for path in list(root.iterdir()):
+        path.unlink()
+    for fd in (first, reader, writer, joined, sealed):
+        os.close(fd)
+    time.sleep(0.3)
+    (root / "more").write_bytes(b"m" * 10_000)  # must not find their files free
+    assert own.load(0, 3) == b"\0\0\0"
+    assert seen.load(0, 3) == b"www"
+    assert changed.load(0, 3) == b"jjj"
+    for mapping in (own, changed):
+        mapping.store(0, b"yes")
+        assert mapping.load(0, 4) == b"yes" + mapping.load(3, 1)
+    for mapping in (own, seen, changed):
+        mapping.close()
+    assert (root / "more").read_bytes() == b"m" * 10_000
+
+
+def test_what_a_mapping_writes_into_a_file_of_others_is_compared(shared: Cluster, root: Path) -> None:
+    """It joins a file that the kernel writes: nothing but the bytes tells that they changed."""
+    path, other = root / "f", shared.mountpoint(2) / root.name / "f"
+    writer = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.write(writer, b"w" * 10_000)
+    os.close(os.dup(writer))
+    both = os.open(path, os.O_RDWR)
+    mapped = Mapping(both, 4096, writable=True)
+    for turn in range(3):
+        mapped.store(turn, b"x")
+        os.close(os.dup(writer))
+        assert other.read_bytes()[:4] == (b"x" * (turn + 1)).ljust(4, b"w")
+    mapped.store(3, b"x")
+    assert other.read_bytes()[:4] == b"xxxw"
+    os.close(writer)
+    os.close(both)
+    assert other.read_bytes()[:4] == b"xxxx"
+    mapped.store(4, b"never told")
+    assert other.read_bytes()[:5] == path.read_bytes()[:5] == b"xxxxw"
+    mapped.close()
 
 
 def test_a_writer_after_a_writer(shared: Cluster, root: Path) -> None:

@@ -10,7 +10,7 @@ from hearthfs.common import checksums
 from hearthfs.common.errors import Busy
 from hearthfs.common.types import BlockKey
 from hearthfs.fuse_client.content import Content
-from hearthfs.fuse_client.kernel_file import KernelFile, mapping_shows
+from hearthfs.fuse_client.kernel_file import KernelFile
 from hearthfs.fuse_client.working_file import WorkingFile
 
 SIZE = (2 << 20) + 77
@@ -29,7 +29,7 @@ def working(path: Path) -> WorkingFile:
 
 @pytest.fixture
 def file(working: WorkingFile) -> Iterator[KernelFile]:
-    file = KernelFile.of(working, tells=mapping_shows(working.fd), cached=True)
+    file = KernelFile.of(working, fine_time=True, cached=True)
     yield file
     file.close()
 
@@ -50,14 +50,14 @@ def test_a_file_that_others_have_is_not_taken(path: Path, working: WorkingFile) 
     with path.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         with pytest.raises(Busy, match="others have its file"):
-            KernelFile.of(working, tells=True, cached=True)
+            KernelFile.of(working, fine_time=True, cached=True)
     working.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, SIZE, 1 << 20])
 @pytest.mark.parametrize("cached", [True, False])
 def test_its_bytes_are_hashed_as_everybody_s(path: Path, working: WorkingFile, size: int, cached: bool) -> None:
-    file = KernelFile.of(working, tells=True, cached=cached)
+    file = KernelFile.of(working, fine_time=True, cached=cached)
     data = os.urandom(size)
     write(path, data)
     packed, digest = trio.run(file.checksums)
@@ -77,25 +77,19 @@ def test_each_write_after_a_look_shows(path: Path, file: KernelFile) -> None:
         assert not file.changed
 
 
-def test_a_mapping_shows_where_access_times_do(path: Path, file: KernelFile) -> None:
+def test_a_descriptor_that_may_map_it_is_not_trusted(path: Path, file: KernelFile) -> None:
     write(path, b"x" * SIZE)
     trio.run(file.checksums)
-    with path.with_name("probe").open("w+b") as probe:
-        assert mapping_shows(probe.fileno()) != file.may_be_mapped
+    file.join(os.O_RDONLY)
+    assert file.shared
+    assert file.tells
     with path.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
-        assert file.may_be_mapped
+        file.join(os.O_RDWR)
+        assert not file.tells
+        assert file.private
         assert trio.run(file.same_bytes)
         mapped[5] = 0
     assert not trio.run(file.same_bytes)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_hashing_is_no_access(path: Path, working: WorkingFile, cached: bool) -> None:
-    file = KernelFile.of(working, tells=True, cached=cached)
-    write(path, b"x" * SIZE)
-    trio.run(file.checksums)
-    assert os.stat(path).st_atime_ns == 0
-    file.close()
 
 
 def test_a_time_that_is_set_is_no_change(path: Path, file: KernelFile) -> None:
@@ -117,6 +111,10 @@ def test_what_may_be_a_block_by_now_is_not_emptied(path: Path, file: KernelFile)
     file.committed = False
     file.empty()
     assert path.read_bytes() == b""
+    write(path, b"data")
+    file.join(os.O_RDONLY)
+    file.empty()
+    assert path.read_bytes() == b"data"
 
 
 def test_content_takes_length_and_time_from_it(path: Path, file: KernelFile) -> None:
