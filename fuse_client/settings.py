@@ -39,7 +39,7 @@ class MountSettings(CredentialSettings):
     max_background: int = Field(64, ge=1, le=1024, description="requests in flight in the kernel")
     read_ahead_kb: int = Field(1024, ge=0, description="of the kernel, per file; needs root")
     relay: Literal["auto", "off"] = Field(
-        "off", description="a small process between kernel and daemon, for passthrough; auto: where it can be had"
+        "auto", description="a small process between kernel and daemon, for passthrough; auto: where it can be had"
     )
     passthrough: Literal["auto", "off"] = Field(
         "auto", description="behind a relay: the kernel reads block files of this node itself (Linux 6.9, root)"
