@@ -90,8 +90,8 @@ def _open_draft(
         if _find(core, path, deadline, needed) is not None:
             raise Exists(f"{shown!r} exists")
         place = _place(core, path, permissions, deadline)
-        entry = _create(core, place, deadline)
-        return DraftFile(core, entry.attributes.inode, place, None, random_access=random_access, made_now=True)
+        made = _create(core, place, deadline)
+        return DraftFile(core, made.attributes.inode, place, None, random_access=random_access, made_now=True)
     path, entry = _follow(core, path, deadline, needed)
     if kind == "r" and entry is None:
         raise NotFound(f"{shown!r} does not exist")

@@ -36,6 +36,7 @@ from ..common.errors import Conflict, HearthError, SettingsError, Unavailable
 from ..common.telemetry import get_logger, trace
 from ..common.types import BlockKey
 from ..proto import worker_pb2
+from . import accepting
 from .disk import OpenBlock
 from .metrics import Metrics
 from .service import BlockStreams
@@ -138,19 +139,7 @@ class DataDoor:
             thread.join(1)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError as error:
-                if self._stopping:
-                    return
-                log.error("accept-failed", error=str(error))
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    threading.Event().wait(0.1)  # the descriptor table is full: do not spin
-                    continue
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                return
+        for peer in accepting.peers(self._listener, lambda: self._stopping):
             thread = threading.Thread(target=self._serve, args=(peer,), name="data-connection", daemon=True)
             with self._guard:
                 refused = self._stopping or len(self._connections) >= self._max_connections

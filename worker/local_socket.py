@@ -24,6 +24,7 @@ from ..common.credentials import Caller
 from ..common.errors import AccessDenied, Busy, Conflict, HearthError, InvalidArgument, SettingsError, TooBig
 from ..common.telemetry import get_logger, trace
 from ..proto import worker_pb2
+from . import accepting
 from .access import Access, blocks_of
 from .control import Control, error_reply
 
@@ -72,19 +73,7 @@ class LocalSocket:
         self._thread.start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError as error:
-                if self._stopping:
-                    return
-                log.error("accept-failed", error=str(error))
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    threading.Event().wait(0.1)  # the descriptor table is full: do not spin
-                    continue
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                return
+        for peer in accepting.peers(self._listener, lambda: self._stopping):
             pid, uid, gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             refusal = self._refusal(peer, pid, uid, gid)
             if refusal:
