@@ -59,7 +59,7 @@ types: setup
 # Two plain processes: with pytest-xdist each would collect all tests again. The halves take about the same time.
 UNIT := env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=dev PYTEST_DEBUG_TEMPROOT=/dev/shm \
 	$(BIN)/pytest -p no:xdist -p no:cacheprovider
-HALF := tests/unit/common tests/unit/worker
+HALF := $(addprefix tests/unit/,bench cli client common worker)
 
 unit: setup  ## unit tests only
 	@mkdir -p build
