@@ -443,18 +443,25 @@ class Capacity:
         Raises:
             NoSpace, and what else ``place`` raises.
         """
-        waiter, full = object(), NoSpace()
+        self._heard.clear()
+        try:
+            return place()
+        except NoSpace as error:
+            return await self._when_there_is_room(request, place, error)
+
+    async def _when_there_is_room(self, request: master_pb2.MutateRequest, place: Callable[[], T], full: NoSpace) -> T:
+        waiter = object()
         try:
             async with asyncio.timeout(self._settings.make_room_s):
                 while True:
+                    if not self._want(request, waiter):
+                        raise full
+                    await self._heard.wait()
                     self._heard.clear()
                     try:
                         return place()
                     except NoSpace as error:
                         full = error
-                        if not self._want(request, waiter):
-                            raise
-                    await self._heard.wait()
         except TimeoutError:
             raise full from None
         finally:
