@@ -32,6 +32,7 @@ MAX_READERS = 512
 DECODED_MAX = 1 << 13
 """Decoded records remembered per table (about 8 MB of inodes)."""
 _OUT_OF_ROOM = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError)
+_DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 
 T = TypeVar("T")
 _digest = xxhash.xxh3_64_digest
@@ -69,9 +70,10 @@ class LmdbStore:
             self._environment = _open(path, map_size_bytes)
             cleared = self._environment.reader_check()
             self.readers_cleared = cleared
-            self._tables = {
-                name: _Table(self._environment.open_db(name.encode()), name.encode(), {}) for name in TABLES
-            }
+            with _damage_named(data):
+                self._tables = {
+                    name: _Table(self._environment.open_db(name.encode()), name.encode(), {}) for name in TABLES
+                }
             self._page_bytes: int = self._environment.stat()["psize"]
             self._stamp_schema()
         except BaseException:
@@ -87,7 +89,8 @@ class LmdbStore:
     def snapshot(self) -> Iterator[Reader]:
         txn = self._begin_read()
         try:
-            yield _LmdbTransaction(txn, self._tables)
+            with _damage_named(self._data):
+                yield _LmdbTransaction(txn, self._tables)
         finally:
             txn.abort()
 
@@ -102,7 +105,7 @@ class LmdbStore:
     def batch(self) -> Iterator[Batch]:
         txn = self._environment.begin(write=True)
         try:
-            yield _LmdbBatch(self._environment, txn, self._tables)
+            yield _LmdbBatch(self._data, self._environment, txn, self._tables)
         except BaseException:
             txn.abort()
             raise
@@ -144,7 +147,8 @@ class LmdbStore:
 
 
 class _LmdbBatch:
-    def __init__(self, environment: Any, parent: Any, tables: dict[str, _Table]) -> None:
+    def __init__(self, data: Path, environment: Any, parent: Any, tables: dict[str, _Table]) -> None:
+        self._data = data
         self._environment = environment
         self._parent = parent
         self._tables = tables
@@ -159,6 +163,8 @@ class _LmdbBatch:
             txn.abort()
             if isinstance(error, _OUT_OF_ROOM):
                 raise NoSpace(f"no room for metadata: {error}") from None
+            if isinstance(error, _DAMAGED):
+                raise _damaged_file(self._data, error) from None
             raise
 
 
@@ -225,6 +231,18 @@ def _verified(table: bytes, key: bytes, value: bytes) -> bytes:
     return body
 
 
+@contextmanager
+def _damage_named(data: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGED as error:
+        raise _damaged_file(data, error) from None
+
+
+def _damaged_file(data: Path, error: Exception) -> DataDamaged:
+    return DataDamaged(f"{data / FILE_NAME}: a page is not what it should be: {error}; restore from a backup")
+
+
 def _damaged(table: str, key: bytes) -> DataDamaged:
     return DataDamaged(f"table {table}, key {key.hex()}: the value does not match its checksum; restore from a backup")
 
@@ -247,7 +265,7 @@ def _lock(data: Path) -> int:
 
 def _open(path: Path, map_size_bytes: int, readonly: bool = False) -> Any:
     try:
-        return lmdb.open(
+        environment = lmdb.open(
             str(path),
             map_size=map_size_bytes,
             subdir=False,
@@ -259,6 +277,12 @@ def _open(path: Path, map_size_bytes: int, readonly: bool = False) -> Any:
         )
     except lmdb.Error as error:
         raise DataDamaged(f"{path}: cannot be opened as metadata: {error}; restore from a backup") from None
+    # LMDB maps the file: to read a page beyond its end would end the process. Such pages are either free ones that were
+    # never written, which nobody reads, or the file was cut, and as zeros they are refused.
+    end_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if path.stat().st_size < end_bytes:
+        os.truncate(path, end_bytes)
+    return environment
 
 
 def _refuse_newer(path: Path) -> None:
@@ -267,10 +291,11 @@ def _refuse_newer(path: Path) -> None:
     try:
         with environment.begin() as txn:
             try:
-                table = environment.open_db(b"meta", txn=txn, create=False)
+                with _damage_named(path.parent):
+                    table = environment.open_db(b"meta", txn=txn, create=False)
+                    value = txn.get(b"schema", db=table)
             except lmdb.NotFoundError:
                 return
-            value = txn.get(b"schema", db=table)
             if value is None:
                 return
             version = msgspec.msgpack.decode(_verified(b"meta", b"schema", value), type=Schema).version
