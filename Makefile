@@ -13,7 +13,7 @@ DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2
 # CPU builds of vLLM bring vision and audio packages that do not match their torch; text models do not need them.
 UNMATCHED := torchvision torchaudio torchcodec
 
-.PHONY: help setup demo test test-full check lint types unit fuzz bench experiments proto generated clean
+.PHONY: help setup demo test test-full check lint types unit suites fuzz bench experiments proto generated clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,9 @@ unit: setup  ## unit tests only
 	@$(UNIT) $(HALF) >build/unit.log 2>&1 & half=$$!; \
 		$(UNIT) tests/unit $(HALF:%=--ignore=%); rest=$$?; \
 		wait $$half; status=$$?; cat build/unit.log; exit $$((status | rest))
+
+suites: setup  ## other people's suites on a mount: make suites SUITES=DIR, see tests/suites.py
+	$(BIN)/python -m hearthfs.tests.suites $(SUITES)
 
 fuzz: setup  ## each fuzz target with coverage for FUZZ_S seconds (60)
 	$(PIP) -e '.[fuzz]'
