@@ -93,6 +93,7 @@ def as_record(reply: pb.StatusReply) -> dict[str, Any]:
         "version": reply.version,
         "epoch": reply.epoch,
         "journal_sequence": reply.journal_sequence,
+        "journal_oldest": reply.journal_oldest,
         "started_ns": reply.started_ns,
         "unavailable_files": reply.unavailable_files,
         "evicted": [

@@ -33,7 +33,8 @@ RIGHTS: Mapping[str, frozenset[str]] = {
             "Master/Watch", "Master/RegisterWorker", "Master/Heartbeat", "Master/ReportBlocks", "Master/Nudges",
         ),
         OPERATORS: (
-            "Master/Dump", "Master/DrainWorker", "Master/Rebalance", "Master/Recheck", "Worker/ListBlocks",
+            "Master/Dump", "Master/DrainWorker", "Master/Rebalance", "Master/Recheck", "Master/Backup",
+            "Master/Journal", "Worker/ListBlocks",
         ),
     }.items()
     for name in names

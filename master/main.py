@@ -21,8 +21,10 @@ from ..common.notify import notify
 from ..common.telemetry import TelemetryServer, configure_logging, get_logger
 from ..proto import master_pb2_grpc
 from . import metrics
+from .backups import Backups
 from .capacity import Capacity
 from .core import Core
+from .feed import Feed
 from .repairer import Repairer
 from .service import MasterService
 from .settings import MasterSettings
@@ -59,6 +61,8 @@ class MasterServer:
         self._telemetry: TelemetryServer | None = None
         self._store: LmdbStore | None = None
         self._upkeep: Upkeep | None = None
+        self._backups: Backups | None = None
+        self._feed: Feed | None = None
         self.core: Core | None = None
         self.port = 0
         self._started = False
@@ -86,7 +90,10 @@ class MasterServer:
             workers = Workers(core, repairer, capacity)
             self.core = core
             self._upkeep = Upkeep(core, repairer, capacity)
-            service = MasterService(core, workers, repairer, capacity)
+            self._backups = Backups(self._store)
+            self._feed = Feed(self._store)
+            core.observers.append(self._feed.committed)
+            service = MasterService(core, workers, repairer, capacity, self._backups, self._feed)
             master_pb2_grpc.add_MasterServicer_to_server(service, self._server)
             await self._server.start()
             self._started = True
@@ -144,6 +151,10 @@ class MasterServer:
             core.stopping = True
             core.watches.close()
             core.nudges.close()
+        if self._feed is not None:
+            self._feed.close()
+        if self._backups is not None:
+            self._backups.close()
         if self._upkeep is not None:
             await self._upkeep.stop()
         if self.port and not self._started:
@@ -151,7 +162,8 @@ class MasterServer:
             await self._server.start()  # a gRPC server that never ran does not give its port back
         await self._server.stop(self._settings.stop_grace_s)
         written = core is None or await asyncio.to_thread(core.committer.close, self._settings.stop_grace_s)
-        if store is not None and written:  # a writer that hangs in its disk may not lose the store under its feet
+        read = self._backups is None or await self._backups.stop(self._settings.stop_grace_s)
+        if store is not None and written and read:  # who hangs in the disk may not lose the store under its feet
             store.close()
         if self._telemetry is not None:
             telemetry, self._telemetry = self._telemetry, None

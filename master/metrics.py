@@ -42,5 +42,8 @@ EVICTED_BYTES = Counter("hearth_master_evicted_bytes_total", "Bytes of those fil
 CAPACITY_USED = Gauge("hearth_master_used_bytes", "Bytes in use on live workers, without what is being deleted.")
 CAPACITY_LIMIT = Gauge("hearth_master_evict_above_bytes", "Eviction begins when the cluster uses more than this.")
 WORKER_USED = Gauge("hearth_master_worker_used_share", "How full a live worker is, 0 to 1.", ["worker"])
+JOURNAL = Gauge(
+    "hearth_master_journal_records", "Numbers of the oldest and the newest journal record that is kept.", ["which"]
+)
 READERS_CLEARED = Counter("hearth_master_dead_readers_total", "Reader slots freed.")
 UPKEEP_FAILURES = Counter("hearth_master_upkeep_failures_total", "Rounds of upkeep that failed.", ["task"])

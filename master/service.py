@@ -30,9 +30,11 @@ from ..common.types import PROTOCOL, BlockKey
 from ..common.version import VERSION
 from ..proto import master_pb2, master_pb2_grpc
 from . import check, codec, commands, lookups, machine, metrics, permissions
+from .backups import Backups
 from .capacity import Capacity
 from .core import Core
-from .journal import last_number
+from .feed import Feed
+from .journal import Stored, last_number, oldest_number
 from .repairer import Repairer
 from .rights import Rights
 from .sessions import Session
@@ -95,11 +97,15 @@ def _trace_id(context: Any) -> str | None:
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    def __init__(self, core: Core, workers: Workers, repairer: Repairer, capacity: Capacity) -> None:
+    def __init__(
+        self, core: Core, workers: Workers, repairer: Repairer, capacity: Capacity, backups: Backups, feed: Feed
+    ) -> None:
         self._core = core
         self._workers = workers
         self._repairer = repairer
         self._capacity = capacity
+        self._backups = backups
+        self._feed = feed
 
     def _session(self, request: Any) -> Session:
         return self._core.session(request.context.session_id, request.context.epoch)
@@ -439,11 +445,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
         core, now_s = self._core, self._core.clock.monotonic_s()
         with core.view() as view:
             sequence, rebalance_percent = last_number(view.reader), view.rebalance_percent()
+            oldest = oldest_number(view.reader)
         reply = master_pb2.StatusReply(
             cluster_id=core.cluster.cluster_id,
             epoch=core.epoch,
             version=VERSION,
             journal_sequence=sequence,
+            journal_oldest=oldest,
             started_ns=core.started_ns,
             totals=self._totals(),
             unavailable_files=core.unavailable_files,
@@ -524,6 +532,31 @@ class MasterService(master_pb2_grpc.MasterServicer):
             wanted_replicas=wanted.of(view, row.inode),
         )
         return master_pb2.DumpRecord(block=block)
+
+    @_rpc
+    async def Backup(self, request: master_pb2.BackupRequest, context: Any) -> None:
+        expected_bytes = self._backups.expected_bytes()
+        await context.write(master_pb2.BackupPart(expected_bytes=expected_bytes))
+
+        async def send(piece: bytes) -> None:
+            await context.write(master_pb2.BackupPart(data=piece))
+
+        made = await self._backups.serve(send)
+        end = master_pb2.BackupEnd(
+            size_bytes=made.size_bytes,
+            digest=made.digest,
+            journal_sequence=made.journal_sequence,
+            cluster_id=self._core.cluster.cluster_id,
+        )
+        await context.write(master_pb2.BackupPart(end=end))
+
+    @_rpc
+    async def Journal(self, request: master_pb2.JournalRequest, context: Any) -> None:
+        async def send(page: list[Stored]) -> None:
+            records = [master_pb2.JournalRecord(number=number, body=body) for number, body in page]
+            await context.write(master_pb2.JournalPage(records=records))
+
+        await self._feed.serve(send, request.after, request.newest, follow=request.follow)
 
 
 class _Wanted:

@@ -6,7 +6,7 @@ LMDB has no checksums (a byte flipped in its file comes back as good data), so e
     body
 
 Files in the data directory: ``lock`` (flock: one master at a time), ``hearth.mdb``, ``hearth.mdb-lock`` (LMDB's reader
-table).
+table). A directory ``restoring`` in it is what a restore that did not end left there: such data is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import xxhash
 
 from ..common.errors import Conflict, DataDamaged, HearthError, NewerFormat, NoSpace
 from .records import SCHEMA_VERSION, Schema
-from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction
+from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction, rows
 
 FILE_NAME = "hearth.mdb"
 LOCK_NAME = "lock"
+RESTORING_NAME = "restoring"
 MAX_READERS = 512
 DECODED_MAX = 1 << 13
 """Decoded records remembered per table (about 8 MB of inodes)."""
@@ -54,7 +55,7 @@ class LmdbStore:
     """Raises (constructor):
     Conflict: another master has this directory.
     NewerFormat: written by a newer version.
-    DataDamaged: not a readable data file.
+    DataDamaged: not a readable data file, or a restore that did not end.
     OSError: the directory cannot be made or written.
     """
 
@@ -65,6 +66,10 @@ class LmdbStore:
         self._lock_fd = _lock(data)
         try:
             path = data / FILE_NAME
+            if (data / RESTORING_NAME).exists():
+                raise DataDamaged(
+                    f"{data}: a restore did not end here; empty the directory and run hearth journal restore again"
+                )
             if path.exists():
                 _refuse_newer(path)
             self._environment = _open(path, map_size_bytes)
@@ -120,6 +125,38 @@ class LmdbStore:
 
     def version(self) -> int:
         return int(self._environment.info()["last_txnid"])
+
+    def copy_to(self, fd: int, look: Callable[[Reader], T]) -> T:
+        """Writes the last committed state into a file or pipe, as a data file without free pages; what ``look`` finds
+        in the same state. Commits go on meanwhile. It takes long: for a thread of its own.
+
+        Raises:
+            DataDamaged: a page cannot be read, or ``fd`` not be written.
+        """
+        txn = self._begin_read()
+        try:
+            found = look(_LmdbTransaction(txn, self._tables))
+            self._environment.copyfd(fd, compact=True, txn=txn)
+        except lmdb.Error as error:
+            raise DataDamaged(f"{self._data}: cannot be copied: {error}") from None
+        finally:
+            txn.abort()
+        return found
+
+    def used_bytes(self) -> int:
+        """About what a copy will have."""
+        return self._pages_in_use() * self._page_bytes
+
+    def verify(self) -> None:
+        """Reads every value of every table. Raises: DataDamaged."""
+        path = self._data / FILE_NAME
+        try:
+            with self.snapshot() as reader:
+                for table in TABLES:
+                    for _ in rows(reader, table):
+                        pass
+        except DataDamaged as error:
+            raise DataDamaged(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def has_room(self) -> bool:
         disk = os.statvfs(self._data)

@@ -107,6 +107,9 @@ class Upkeep:
         trimmed: object = PAGE_ROWS
         while trimmed == PAGE_ROWS:
             trimmed = await self._core.run(trim)
+        with self._core.view() as view:
+            metrics.JOURNAL.labels("oldest").set(journal.oldest_number(view.reader))
+            metrics.JOURNAL.labels("newest").set(journal.last_number(view.reader))
 
     async def clear_readers(self) -> None:
         cleared = self._core.store.clear_readers()

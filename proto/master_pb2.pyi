@@ -1799,6 +1799,7 @@ class StatusReply(google.protobuf.message.Message):
     REPAIR_FAILURES_FIELD_NUMBER: builtins.int
     REBALANCE_PERCENT_FIELD_NUMBER: builtins.int
     SCANNED_NS_FIELD_NUMBER: builtins.int
+    JOURNAL_OLDEST_FIELD_NUMBER: builtins.int
     EVICTED_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     epoch: builtins.int
@@ -1817,6 +1818,8 @@ class StatusReply(google.protobuf.message.Message):
     """> 0: blocks are being moved until all workers are so near to the mean"""
     scanned_ns: builtins.int
     """when the last look at all files ended; 0: not yet since the start"""
+    journal_oldest: builtins.int
+    """number of the oldest journal record that is kept; 0: none is"""
     @property
     def totals(self) -> global___StatfsReply: ...
     @property
@@ -1844,10 +1847,11 @@ class StatusReply(google.protobuf.message.Message):
         repair_failures: builtins.int = ...,
         rebalance_percent: builtins.int = ...,
         scanned_ns: builtins.int = ...,
+        journal_oldest: builtins.int = ...,
         evicted: collections.abc.Iterable[global___Evicted] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["totals", b"totals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "degraded_files", b"degraded_files", "epoch", b"epoch", "evicted", b"evicted", "journal_sequence", b"journal_sequence", "rebalance_percent", b"rebalance_percent", "repair_failures", b"repair_failures", "repairing_files", b"repairing_files", "scanned_ns", b"scanned_ns", "sessions", b"sessions", "started_ns", b"started_ns", "totals", b"totals", "unavailable_files", b"unavailable_files", "version", b"version", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "degraded_files", b"degraded_files", "epoch", b"epoch", "evicted", b"evicted", "journal_oldest", b"journal_oldest", "journal_sequence", b"journal_sequence", "rebalance_percent", b"rebalance_percent", "repair_failures", b"repair_failures", "repairing_files", b"repairing_files", "scanned_ns", b"scanned_ns", "sessions", b"sessions", "started_ns", b"started_ns", "totals", b"totals", "unavailable_files", b"unavailable_files", "version", b"version", "workers", b"workers"]) -> None: ...
 
 global___StatusReply = StatusReply
 
@@ -2244,3 +2248,138 @@ class DumpEnd(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "dentries", b"dentries", "inodes", b"inodes", "journal_sequence", b"journal_sequence", "problems", b"problems"]) -> None: ...
 
 global___DumpEnd = DumpEnd
+
+@typing.final
+class BackupRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___BackupRequest = BackupRequest
+
+@typing.final
+class BackupPart(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXPECTED_BYTES_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    expected_bytes: builtins.int
+    """first: about how long the file will be"""
+    data: builtins.bytes
+    @property
+    def end(self) -> global___BackupEnd:
+        """always last: a stream without it was cut"""
+
+    def __init__(
+        self,
+        *,
+        expected_bytes: builtins.int = ...,
+        data: builtins.bytes = ...,
+        end: global___BackupEnd | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["data", b"data", "end", b"end", "expected_bytes", b"expected_bytes", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "end", b"end", "expected_bytes", b"expected_bytes", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["expected_bytes", "data", "end"] | None: ...
+
+global___BackupPart = BackupPart
+
+@typing.final
+class BackupEnd(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    JOURNAL_SEQUENCE_FIELD_NUMBER: builtins.int
+    CLUSTER_ID_FIELD_NUMBER: builtins.int
+    size_bytes: builtins.int
+    digest: builtins.int
+    """xxh3-64 of all data"""
+    journal_sequence: builtins.int
+    """of the last record in it"""
+    cluster_id: builtins.str
+    def __init__(
+        self,
+        *,
+        size_bytes: builtins.int = ...,
+        digest: builtins.int = ...,
+        journal_sequence: builtins.int = ...,
+        cluster_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "digest", b"digest", "journal_sequence", b"journal_sequence", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___BackupEnd = BackupEnd
+
+@typing.final
+class JournalRequest(google.protobuf.message.Message):
+    """Records with a number above `after`, up to the newest of when the call began. NOT_FOUND when one of them was trimmed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    after: builtins.int
+    follow: builtins.bool
+    """does not end: pages come as there are commits, until the caller's deadline"""
+    newest: builtins.int
+    """> 0: instead of `after`, the newest so many, or as many as there are"""
+    @property
+    def context(self) -> hearthfs.proto.common_pb2.Context: ...
+    def __init__(
+        self,
+        *,
+        context: hearthfs.proto.common_pb2.Context | None = ...,
+        after: builtins.int = ...,
+        follow: builtins.bool = ...,
+        newest: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "context", b"context", "follow", b"follow", "newest", b"newest"]) -> None: ...
+
+global___JournalRequest = JournalRequest
+
+@typing.final
+class JournalPage(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: builtins.int
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JournalRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: collections.abc.Iterable[global___JournalRecord] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
+
+global___JournalPage = JournalPage
+
+@typing.final
+class JournalRecord(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    body: builtins.bytes
+    """see docs/format.md"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        body: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "number", b"number"]) -> None: ...
+
+global___JournalRecord = JournalRecord

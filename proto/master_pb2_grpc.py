@@ -135,6 +135,16 @@ class MasterStub(object):
                 request_serializer=hearthfs_dot_proto_dot_master__pb2.DumpRequest.SerializeToString,
                 response_deserializer=hearthfs_dot_proto_dot_master__pb2.DumpRecord.FromString,
                 _registered_method=True)
+        self.Backup = channel.unary_stream(
+                '/hearthfs.v1.Master/Backup',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.BackupRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.BackupPart.FromString,
+                _registered_method=True)
+        self.Journal = channel.unary_stream(
+                '/hearthfs.v1.Master/Journal',
+                request_serializer=hearthfs_dot_proto_dot_master__pb2.JournalRequest.SerializeToString,
+                response_deserializer=hearthfs_dot_proto_dot_master__pb2.JournalPage.FromString,
+                _registered_method=True)
 
 
 class MasterServicer(object):
@@ -267,6 +277,20 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Backup(self, request, context):
+        """the data file of one snapshot, while all goes on
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Journal(self, request, context):
+        """journal records as they are stored
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -369,6 +393,16 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Dump,
                     request_deserializer=hearthfs_dot_proto_dot_master__pb2.DumpRequest.FromString,
                     response_serializer=hearthfs_dot_proto_dot_master__pb2.DumpRecord.SerializeToString,
+            ),
+            'Backup': grpc.unary_stream_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.BackupRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.BackupPart.SerializeToString,
+            ),
+            'Journal': grpc.unary_stream_rpc_method_handler(
+                    servicer.Journal,
+                    request_deserializer=hearthfs_dot_proto_dot_master__pb2.JournalRequest.FromString,
+                    response_serializer=hearthfs_dot_proto_dot_master__pb2.JournalPage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -911,6 +945,60 @@ class Master(object):
             '/hearthfs.v1.Master/Dump',
             hearthfs_dot_proto_dot_master__pb2.DumpRequest.SerializeToString,
             hearthfs_dot_proto_dot_master__pb2.DumpRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hearthfs.v1.Master/Backup',
+            hearthfs_dot_proto_dot_master__pb2.BackupRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.BackupPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Journal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hearthfs.v1.Master/Journal',
+            hearthfs_dot_proto_dot_master__pb2.JournalRequest.SerializeToString,
+            hearthfs_dot_proto_dot_master__pb2.JournalPage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -129,6 +129,18 @@ class MasterStub:
     ]
     """every inode, dentry and block of one snapshot, for fsck"""
 
+    Backup: grpc.UnaryStreamMultiCallable[
+        hearthfs.proto.master_pb2.BackupRequest,
+        hearthfs.proto.master_pb2.BackupPart,
+    ]
+    """the data file of one snapshot, while all goes on"""
+
+    Journal: grpc.UnaryStreamMultiCallable[
+        hearthfs.proto.master_pb2.JournalRequest,
+        hearthfs.proto.master_pb2.JournalPage,
+    ]
+    """journal records as they are stored"""
+
 class MasterAsyncStub:
     Register: grpc.aio.UnaryUnaryMultiCallable[
         hearthfs.proto.master_pb2.RegisterRequest,
@@ -236,6 +248,18 @@ class MasterAsyncStub:
         hearthfs.proto.master_pb2.DumpRecord,
     ]
     """every inode, dentry and block of one snapshot, for fsck"""
+
+    Backup: grpc.aio.UnaryStreamMultiCallable[
+        hearthfs.proto.master_pb2.BackupRequest,
+        hearthfs.proto.master_pb2.BackupPart,
+    ]
+    """the data file of one snapshot, while all goes on"""
+
+    Journal: grpc.aio.UnaryStreamMultiCallable[
+        hearthfs.proto.master_pb2.JournalRequest,
+        hearthfs.proto.master_pb2.JournalPage,
+    ]
+    """journal records as they are stored"""
 
 class MasterServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -384,5 +408,21 @@ class MasterServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[hearthfs.proto.master_pb2.DumpRecord], collections.abc.AsyncIterator[hearthfs.proto.master_pb2.DumpRecord]]:
         """every inode, dentry and block of one snapshot, for fsck"""
+
+    @abc.abstractmethod
+    def Backup(
+        self,
+        request: hearthfs.proto.master_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[hearthfs.proto.master_pb2.BackupPart], collections.abc.AsyncIterator[hearthfs.proto.master_pb2.BackupPart]]:
+        """the data file of one snapshot, while all goes on"""
+
+    @abc.abstractmethod
+    def Journal(
+        self,
+        request: hearthfs.proto.master_pb2.JournalRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[hearthfs.proto.master_pb2.JournalPage], collections.abc.AsyncIterator[hearthfs.proto.master_pb2.JournalPage]]:
+        """journal records as they are stored"""
 
 def add_MasterServicer_to_server(servicer: MasterServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -331,9 +331,11 @@ def test_a_node_does_not_speak_for_another(cluster: Cluster, dial) -> None:
 
 @pytest.mark.parametrize("name", [ANNA, "user 0 0", "node node1"])
 def test_calls_for_operators_are_refused_and_noted(cluster: Cluster, dial, name: str) -> None:
-    dump = MasterStub(dial(name)).Dump
+    master = MasterStub(dial(name))
     blocks = WorkerStub(dial(name, "worker1")).ListBlocks
-    assert code(lambda: dump(master_pb2.DumpRequest(), timeout=10)) is Code.PERMISSION_DENIED
+    assert code(lambda: master.Dump(master_pb2.DumpRequest(), timeout=10)) is Code.PERMISSION_DENIED
+    assert code(lambda: master.Backup(master_pb2.BackupRequest(), timeout=10)) is Code.PERMISSION_DENIED
+    assert code(lambda: master.Journal(master_pb2.JournalRequest(), timeout=10)) is Code.PERMISSION_DENIED
     assert code(lambda: blocks(worker_pb2.ListBlocksRequest(), timeout=10)) is Code.PERMISSION_DENIED
     for log in ("master", "worker1"):
         assert any("call-refused" in line and name in line for line in cluster.log(log).read_text().splitlines())

@@ -1,6 +1,6 @@
 import msgspec
 import pytest
-from hearthfs.common.errors import DataDamaged, NewerFormat
+from hearthfs.common.errors import DataDamaged, InvalidArgument, NewerFormat, NotFound
 from hearthfs.common.types import ROOT_INODE
 from hearthfs.master import commands, journal
 from hearthfs.master.tables import PAGE_ROWS, MemoryStore, u64
@@ -86,3 +86,61 @@ def test_fields_of_later_versions_are_passed_over():
     record["new_field"] = {"a": 1}
     record["request"]["command"]["other"] = 5
     assert journal.decode(msgspec.msgpack.encode(record)).request == MKDIR
+
+
+# ------------------------------------------------------------------ pages for others
+
+
+def page(store, after, up_to=1 << 60):
+    with store.snapshot() as reader:
+        return journal.page(reader, after, up_to)
+
+
+def test_a_page_has_the_records_as_they_are_stored():
+    store = MemoryStore()
+    append(store, 70)
+    found = page(store, 3, 68)
+    assert [number for number, _ in found] == list(range(4, 69))
+    assert [journal.decode(body).number for _, body in found] == [number for number, _ in found]
+    assert page(store, 70) == []
+    assert page(store, 68, 68) == []
+
+
+def test_a_page_ends_at_its_bytes_and_has_one_record_at_least(monkeypatch):
+    store = MemoryStore()
+    append(store, 10)
+    one = len(page(store, 0, 1)[0].body)
+    for limit, count in ((1, 1), (one, 1), (3 * one, 3), (3 * one + 1, 3)):
+        monkeypatch.setattr(journal, "PAGE_BYTES", limit)
+        assert len(page(store, 0)) == count
+
+
+def test_records_that_were_trimmed_are_refused_with_what_to_do():
+    store = MemoryStore()
+    append(store, 10)
+    with store.batch() as batch, batch.step() as txn:
+        journal.trim(txn, 4)
+    with pytest.raises(NotFound, match=r"record 6 is gone, .* from 7 on: make a new backup"):
+        page(store, 5)
+    assert [number for number, _ in page(store, 6)] == [7, 8, 9, 10]
+    with store.batch() as batch, batch.step() as txn:
+        journal.trim(txn, 0)
+    with pytest.raises(NotFound, match="record 10 is gone"):
+        page(store, 9)
+    assert page(store, 10) == []
+
+
+def test_records_that_never_were_are_refused():
+    store = MemoryStore()
+    append(store, 3)
+    with pytest.raises(InvalidArgument, match="ends at record 3, there is nothing after 4: was this cluster restored"):
+        page(store, 4)
+
+
+def test_a_page_without_one_of_its_records_is_damage():
+    store = MemoryStore()
+    append(store, 5)
+    with store.batch() as batch, batch.step() as txn:
+        txn.delete("journal", u64(3))
+    with pytest.raises(DataDamaged, match="record 4 stands where 3 belongs"):
+        page(store, 0)
