@@ -28,6 +28,13 @@ class BeginEpoch(Command, frozen=True):
     cluster_id: str
 
 
+class Restored(Command, frozen=True):
+    """These tables were made from a backup: what was committed after it is lost, but not forgotten by all."""
+
+    epochs: int
+    numbers: int
+
+
 class RegisterSession(Command, frozen=True):
     session_id: int
     client_id: int
@@ -291,6 +298,7 @@ class DropReplicas(Command, frozen=True):
 
 AnyCommand = (
     BeginEpoch
+    | Restored
     | RegisterSession
     | EndSessions
     | ForgetClients

@@ -44,6 +44,7 @@ Rule = Callable[[Change, Any], Any]
 
 RULES: dict[type[commands.Command], Rule] = {
     commands.BeginEpoch: registry.begin_epoch,
+    commands.Restored: registry.restored,
     commands.RegisterSession: registry.register_session,
     commands.EndSessions: registry.end_sessions,
     commands.ForgetClients: registry.forget_clients,

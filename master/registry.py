@@ -16,6 +16,7 @@ from .commands import (
     Rebalance,
     RegisterSession,
     RegisterWorker,
+    Restored,
 )
 from .records import WORKER_ID_MAX, Client, Cluster, Epoch, Rebalancing, Reply, Session, Worker
 from .tables import of_worker, u64
@@ -30,6 +31,23 @@ def begin_epoch(change: Change, command: BeginEpoch) -> Reply:
         namespace.make_root(change)
     last = change.epoch()
     change.put("meta", b"epoch", Epoch(1 if last is None else last.epoch + 1, change.now_ns))
+    return Reply()
+
+
+def restored(change: Change, command: Restored) -> Reply:
+    """Passes over what the lost commits may have given out: epochs (and so generations), inodes, cookies, blocks.
+
+    Workers still have blocks of then, and clients remember inodes; none of these may come to mean something else.
+
+    Raises: InvalidArgument: it passes over nothing, or there is no cluster in the tables.
+    """
+    last = change.epoch()
+    if last is None or command.epochs <= 0 or command.numbers <= 0:
+        raise InvalidArgument(f"cannot pass over {command.epochs} epochs and {command.numbers} numbers")
+    change.put("meta", b"epoch", Epoch(last.epoch + command.epochs, change.now_ns))
+    change.count.next_inode += command.numbers
+    change.count.next_cookie += command.numbers
+    change.count.next_block += command.numbers
     return Reply()
 
 

@@ -125,6 +125,6 @@ def make_publication():
     return publication
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_tree():
     return Tree
