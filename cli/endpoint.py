@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 STREAM_S = 600.0
 RECHECK_MAX = 1000
+BACKUP_S = 3600.0
 
 
 _shown: list[Credentials] = []
@@ -83,6 +84,31 @@ def dump(master: str) -> Iterator[pb.DumpRecord]:
                 yield from record.page.records
             else:
                 yield record
+
+
+def backup(master: str) -> Generator[pb.BackupPart]:
+    """The data file of one snapshot; a stream without ``end`` was cut. To be closed if it is not read to its end.
+
+    Raises Busy, Unavailable, DeadlineExceeded."""
+    with _channel(master, "master") as channel:
+        yield from master_pb2_grpc.MasterStub(channel).Backup(pb.BackupRequest(), timeout=BACKUP_S)
+
+
+def journal(
+    master: str, *, after: int = 0, newest: int = 0, follow: bool = False, timeout_s: float = STREAM_S
+) -> Generator[pb.JournalRecord]:
+    """Records above ``after``, or the ``newest`` so many, up to the last when it was asked, or until the time is up. To
+    be closed if it is not read to its end.
+
+    Raises:
+        NotFound: some of them were trimmed.
+        InvalidArgument: the journal ends before ``after``.
+        DataDamaged, Busy, Unavailable, DeadlineExceeded.
+    """
+    with _channel(master, "master") as channel:
+        request = pb.JournalRequest(after=after, newest=newest, follow=follow)
+        for page in master_pb2_grpc.MasterStub(channel).Journal(request, timeout=timeout_s):
+            yield from page.records
 
 
 def worker_blocks(address: str) -> Sequence[pb.BlockReport] | None:

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from . import benchmark, ca, capacity, daemons, doctor, files, fsck, kv, replicas, status
+from . import backup, benchmark, ca, capacity, daemons, doctor, files, fsck, journal, kv, replicas, status
 
 OK, FAILED, USAGE, FINDINGS = range(4)
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 3 findings (fsck, doctor).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (daemons, files, replicas, capacity, kv, status, fsck, doctor, ca, benchmark):
+for group in (daemons, files, replicas, capacity, kv, status, fsck, doctor, backup, journal, ca, benchmark):
     group.add_to(app)
 
 

@@ -32,7 +32,10 @@ def test_every_command_has_help(hearth, command):
 
 
 def test_all_commands_are_there():
-    wanted = "replicas up master worker mount umount status df fsck doctor ls stat tree cat put get rm mv du version"
+    wanted = (
+        "replicas up master worker mount umount status df fsck doctor ls stat tree cat put get rm mv du version "
+        "backup journal"
+    )
     assert set(wanted.split()) <= set(COMMANDS)
 
 
