@@ -115,7 +115,10 @@ def _fill(work: Path, segments: Path | None, to: int | None, now_ns: int, exact:
             raise NotFound(f"the backup and the segments end at record {reached}, there is no {to}")
         if not exact:
             with store.batch() as batch:
-                machine.apply(batch, Request(Restored(EPOCHS_PASSED, NUMBERS_PASSED), now_ns))
+                outcome = machine.apply(batch, Request(Restored(EPOCHS_PASSED, NUMBERS_PASSED), now_ns))
+            error = machine.error_of(outcome.result)
+            if error is not None:
+                raise error
     finally:
         store.close()
     return Reached(cluster.cluster_id, start, reached)

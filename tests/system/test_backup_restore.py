@@ -307,3 +307,33 @@ def test_restore_to_a_number_needs_no_master_and_says_what_it_reached(shared, he
     (tmp_path / "saved").write_bytes(cut)
     assert f"{tmp_path}/saved: " in hearth(shared, *given, "--data", tmp_path / "none", code=1)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.mount
+def test_a_mount_forgets_what_a_restore_lost(make_cluster, hearth, tmp_path):
+    cluster = make_cluster(workers=1, mounts=1)
+    place = cluster.mountpoint(1)
+    (place / "kept").write_bytes(b"kept" * 1000)
+    hearth(cluster, "backup", tmp_path / "saved")
+    (place / "lost").write_bytes(b"lost" * 1000)
+    assert sorted(os.listdir(place)) == ["kept", "lost"]
+    cluster.kill("master")
+    cluster.data().rename(cluster.directory / "old")
+    hearth(cluster, "journal", "restore", "--backup", tmp_path / "saved", "--data", cluster.data())
+    cluster.start("master")
+
+    def has_forgotten():
+        try:
+            return os.listdir(place) == ["kept"] and not (place / "lost").exists()
+        except OSError:  # it registers again
+            return False
+
+    deadline = time.monotonic() + REJOIN_S
+    while not has_forgotten():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (place / "kept").read_bytes() == b"kept" * 1000
+    (place / "lost").write_bytes(b"new!" * 1000)
+    assert (place / "lost").read_bytes() == b"new!" * 1000
+    with cluster.client(None) as client:
+        assert client.read_bytes("/lost") == b"new!" * 1000

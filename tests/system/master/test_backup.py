@@ -28,9 +28,11 @@ from hearthfs.master.settings import MasterSettings
 from hearthfs.master.store import LmdbStore
 from hearthfs.master.tables import TABLES, rows
 from hearthfs.proto import common_pb2, master_pb2, master_pb2_grpc
+from prometheus_client import REGISTRY
 
 ROOT = 1
 TIMEOUT_S = 30
+JOURNAL = "hearth_master_journal_records"
 DIRECTORIES, XATTRS, XATTR_BYTES = 15, 14, 65_000
 """More than pipe, gRPC and kernel hold of a stream that nobody reads."""
 
@@ -293,6 +295,8 @@ def test_records_that_are_trimmed_are_an_error_that_says_what_to_do(serve):
         end = journal_end(client.server)
         status = await client.stub.Status(master_pb2.StatusRequest())
         assert (status.journal_oldest, status.journal_sequence) == (end - 3, end)
+        shown = [REGISTRY.get_sample_value(JOURNAL, {"which": which}) for which in ("oldest", "newest")]
+        assert shown == [end - 3, end]
         found, failure = await client.journal(after=1)
         assert found == []
         assert isinstance(failure, NotFound)
