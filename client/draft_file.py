@@ -82,10 +82,24 @@ class DraftFile:
     def _drafting(self, deadline: Deadline) -> Draft:
         if self._draft is None:
             base = self._base if self.size_bytes else None
-            draft = self._core.writer.draft(self.size_bytes, deadline, random_access=self._random_access, base=base)
+            try:
+                draft = self._core.writer.draft(self.size_bytes, deadline, random_access=self._random_access, base=base)
+            except HearthError:
+                if base is not None and self._is_gone(deadline):
+                    raise Stale(f"inode {self._inode} was deleted, and its bytes with it") from None
+                raise
             draft.truncate(min(draft.length_bytes, self.size_bytes))
             self._draft = draft
         return self._draft
+
+    def _is_gone(self, deadline: Deadline) -> bool:
+        try:
+            self._core.metadata.getattr(self._inode, deadline)
+        except (NotFound, Stale):
+            return True
+        except HearthError:
+            return False
+        return False
 
     def _move(self, old: Draft, error: NoSpace, deadline: Deadline) -> Draft:
         """The same bytes on another worker, because this one's disk is full."""

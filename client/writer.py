@@ -6,8 +6,9 @@ Bytes become part of a file in one step, at the master, after they are complete 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from ..common.errors import Busy, DeadlineExceeded, HearthError, NoSpace, Unavailable
+from ..common.errors import Busy, DeadlineExceeded, HearthError, NoSpace, NotFound, Unavailable
 from ..common.telemetry import get_logger
 from ..common.types import BlockKey
 from ..proto import common_pb2 as common
@@ -85,7 +86,10 @@ class Writer:
             source = base.version if base is not None else None
             is_here = source is not None and any(each.worker_id == local_id for each in source.replicas)
             if source is not None and source.key is not None and source.valid_bytes and is_here:
-                return self._open_local(place, create_request([place.key], source.key, source.valid_bytes), deadline)
+                with suppress(NotFound):  # our replica is gone: the bytes come from another
+                    return self._open_local(
+                        place, create_request([place.key], source.key, source.valid_bytes), deadline
+                    )
             draft = self._open_local(place, create_request([place.key]), deadline.part(0.3, 2.0))
         else:
             with self._workers.control(place.worker, create_request([place.key]), deadline.part(0.3, 2.0)) as reply:

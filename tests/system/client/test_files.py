@@ -1,12 +1,14 @@
 import io
 import os
 import random
+import time
 from collections.abc import Callable
 
 import pytest
 from hearthfs.client.client import Client
 from hearthfs.common.checksums import CHUNK_BYTES
 from hearthfs.common.errors import Exists, InvalidArgument, IsADirectory, NotFound, NotSupported, Stale
+from hearthfs.tests.support.cluster import Cluster
 
 NODES = pytest.mark.parametrize("node", [1, 2, None], ids=["writer's node", "other node", "node without worker"])
 SIZES = [0, 1, 4095, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 9 * CHUNK_BYTES + 12345]
@@ -207,6 +209,21 @@ def test_an_update_of_a_deleted_file_says_so(client: Client, root: str) -> None:
     with pytest.raises(Stale):
         file.close()
     assert not client.exists(f"{root}/f")
+
+
+def test_an_update_of_a_file_whose_bytes_are_gone_says_so(small_cluster: Cluster, client: Client, root: str) -> None:
+    client.write_bytes(f"{root}/f", b"old")
+    block = f"??/{client.entry(f'{root}/f').extents[0].block:016x}.*"
+    assert [*(small_cluster.disk(1) / "blocks").glob(block)]
+    file = client.open(f"{root}/f", "r+b")
+    file.write(b"new")
+    client.remove(f"{root}/f")
+    deadline = time.monotonic() + 10
+    while [*(small_cluster.disk(1) / "blocks").glob(block)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(Stale):
+        file.close()
 
 
 def test_an_unclosed_file_is_published_when_it_is_dropped(client: Client, root: str) -> None:

@@ -176,7 +176,8 @@ def test_junk_ends_its_connection_and_no_other(store, door, caller, junk):
     put(store, KEY, DATA)
     bad = Caller(door)
     bad.socket.sendall(junk)
-    bad.socket.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(OSError):  # the worker was quicker
+        bad.socket.shutdown(socket.SHUT_WR)
     assert bad.answer() is None
     bad.socket.close()
     assert caller.ask()[1] == DATA
