@@ -55,15 +55,18 @@ def pjdfstest(suites: Path, mount: Path, scale: float) -> Iterator[Result]:
     failed: list[str] = []
     for script in scripts[:: max(1, round(1 / scale))]:
         directory = Path(tempfile.mkdtemp(dir=mount))
+        directory.chmod(0o755)  # other users work in it
         done = _run(["bash", str(script)], cwd=directory)
         lines = done.stdout.splitlines()
         passed = [line for line in lines if re.match(r"ok \d+", line)]
-        bad = [line for line in lines if re.match(r"not ok \d+", line) and "# TODO" not in line]
+        expected = [line for line in lines if re.match(r"not ok \d+.*# TODO", line)]
+        bad = [line for line in lines if re.match(r"not ok \d+", line) and line not in expected]
         planned = next((int(line[3:].split()[0]) for line in lines if line.startswith("1..")), 0)
         name = str(script.relative_to(suites / "pjdfstest" / "tests"))
         failed += [f"{name}: {line}" for line in bad]
-        if len(passed) + len(bad) < planned:
-            failed.append(f"{name}: {len(passed) + len(bad)} of {planned} assertions ran: {done.stderr[-200:].strip()}")
+        ran = len(passed) + len(bad) + len(expected)
+        if ran < planned:
+            failed.append(f"{name}: {ran} of {planned} assertions ran: {done.stderr[-200:].strip()}")
         if planned == 1:
             trivial += len(passed)
         else:
