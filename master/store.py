@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from ..common.errors import Conflict, DataDamaged, HearthError, NewerFormat, NoSpace
+from . import lmdb_pages
 from .records import SCHEMA_VERSION, Schema
 from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction, rows
 
@@ -71,6 +72,7 @@ class LmdbStore:
                     f"{data}: a restore did not end here; empty the directory and run hearth journal restore again"
                 )
             if path.exists():
+                _refuse_cut(path)
                 _refuse_newer(path)
             self._environment = _open(path, map_size_bytes)
             cleared = self._environment.reader_check()
@@ -302,7 +304,7 @@ def _lock(data: Path) -> int:
 
 def _open(path: Path, map_size_bytes: int, readonly: bool = False) -> Any:
     try:
-        environment = lmdb.open(
+        return lmdb.open(
             str(path),
             map_size=map_size_bytes,
             subdir=False,
@@ -314,12 +316,18 @@ def _open(path: Path, map_size_bytes: int, readonly: bool = False) -> Any:
         )
     except lmdb.Error as error:
         raise DataDamaged(f"{path}: cannot be opened as metadata: {error}; restore from a backup") from None
-    # LMDB maps the file: to read a page beyond its end would end the process. Such pages are either free ones that were
-    # never written, which nobody reads, or the file was cut, and as zeros they are refused.
-    end_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if path.stat().st_size < end_bytes:
-        os.truncate(path, end_bytes)
-    return environment
+
+
+def _refuse_cut(path: Path) -> None:
+    """LMDB maps its file: reading a page beyond the end would end the process. A file may be shorter than its head says
+    all the same: pages that a transaction took and gave back are never written. So the pages are followed, then."""
+    size_bytes = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            if size_bytes and lmdb_pages.is_short(file, size_bytes):  # empty: the first start was ended early
+                lmdb_pages.check(file, size_bytes)
+    except lmdb_pages.CutError as error:
+        raise DataDamaged(f"{path} is cut: {error}; restore from a backup") from None
 
 
 def _refuse_newer(path: Path) -> None:

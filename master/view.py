@@ -209,7 +209,7 @@ class View:
 
     def find_worker(self, worker_id: str) -> Worker | None:
         key = worker_id.encode()
-        value = self.reader.get("workers", key) if len(key) <= WORKER_ID_MAX else None
+        value = self.reader.get("workers", key) if 0 < len(key) <= WORKER_ID_MAX else None  # what a key may be
         return None if value is None else _worker.decode(value)
 
     def workers(self) -> Iterator[tuple[str, Worker]]:

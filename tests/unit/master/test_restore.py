@@ -214,15 +214,11 @@ def test_a_record_that_ends_otherwise_when_it_is_replayed_is_refused(past, refus
     refused(DataDamaged, f"journal record {number}")
 
 
-def test_every_cut_of_the_backup_is_refused_by_name_or_only_zeros_are_gone(past, refused, opened):
+def test_every_cut_of_the_backup_is_refused_by_name(past, refused):
     data = past.backup.read_bytes()
-    harmless = len(data.rstrip(b"\0"))
-    for cut in [0, 1, 100, 4095, 4096, 8192, 8193, len(data) // 2, len(data) - 4096, harmless - 1]:
+    for cut in [0, 1, 100, 4095, 4096, 8192, 8193, len(data) // 2, len(data) - 4096, len(data) - 1]:
         past.backup.write_bytes(data[:cut])
         refused(DataDamaged, str(past.backup))
-    past.backup.write_bytes(data[:harmless])
-    past.restore(past.start)
-    assert tables(opened()) == past.dumps[past.start]
 
 
 def test_a_flipped_byte_of_a_value_in_the_backup_is_refused_by_name(past, refused):
