@@ -22,7 +22,7 @@ import lmdb
 import msgspec
 import xxhash
 
-from ..common.errors import Conflict, DataDamaged, HearthError, NewerFormat, NoSpace
+from ..common.errors import Conflict, DataDamaged, HearthError, NewerFormat, NoSpace, Unavailable
 from . import lmdb_pages
 from .records import SCHEMA_VERSION, Schema
 from .tables import PAGE_ROWS, TABLES, Batch, Reader, Transaction, rows
@@ -34,7 +34,7 @@ MAX_READERS = 512
 DECODED_MAX = 1 << 13
 """Decoded records remembered per table (about 8 MB of inodes)."""
 _OUT_OF_ROOM = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError)
-_DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
+_DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError)
 
 T = TypeVar("T")
 _digest = xxhash.xxh3_64_digest
@@ -107,10 +107,15 @@ class LmdbStore:
         except lmdb.ReadersFullError:
             self.clear_readers()
             return self._environment.begin(buffers=False)
+        except lmdb.PanicError:
+            raise Unavailable(f"{self._data}: a commit failed; the master stops, try the next one") from None
 
     @contextmanager
     def batch(self) -> Iterator[Batch]:
-        txn = self._environment.begin(write=True)
+        try:
+            txn = self._environment.begin(write=True)
+        except lmdb.PanicError as error:
+            raise StoreFailed(f"{self._data}: a commit failed before: {error}; stopping") from None
         try:
             yield _LmdbBatch(self._data, self._environment, txn, self._tables)
         except BaseException:
