@@ -98,7 +98,7 @@ class DraftFile:
         except (NotFound, Stale):
             return True
         except HearthError:
-            return False
+            pass  # nobody knows
         return False
 
     def _move(self, old: Draft, error: NoSpace, deadline: Deadline) -> Draft:

@@ -58,7 +58,11 @@ def check(file: BinaryIO, size_bytes: int) -> None:
         seen += 1
         if seen > pages:
             raise CutError("its pages refer to each other in a circle")
-        left += _references(_read(file, number * page_bytes, page_bytes, size_bytes), number, page_bytes, size_bytes)
+        page = _read(file, number * page_bytes, page_bytes, size_bytes)
+        try:
+            left += _references(page, number, page_bytes, size_bytes)
+        except struct.error:  # an offset that leads out of the page
+            raise CutError(f"page {number} is none") from None
 
 
 def _references(page: bytes, number: int, page_bytes: int, size_bytes: int) -> Iterator[int]:

@@ -79,7 +79,7 @@ def test_the_disk_of_a_worker_keeps_what_was_synced(make_cluster: Make, disk, se
         client = cluster.client(1, timeout_s=5.0)
         writer = Writer(client, cluster.mountpoint(1), directory, seed)
         writer.start()
-        wait_for("files", lambda: len(writer.noted) >= 4)  # noqa: B023
+        wait_for("files", lambda noted=writer.noted: len(noted) >= 4)
         time.sleep(chance.random())
         power.cut()
         cluster.kill("worker1")
@@ -133,7 +133,7 @@ def test_the_disk_of_the_master_keeps_what_was_acknowledged(make_cluster: Make, 
                 client.mkdir(f"{directory}/{each}")
                 writers.append(Writer(client, None, f"{directory}/{each}", seed))
                 writers[-1].start()
-            wait_for("files", lambda: all(len(writer.noted) >= 2 for writer in writers))  # noqa: B023
+            wait_for("files", lambda writers=writers: all(len(writer.noted) >= 2 for writer in writers))
             time.sleep(chance.random() * 0.5)
             power.cut()
             stopped_by_itself = cluster.wait("master", 10)  # it cannot commit any more

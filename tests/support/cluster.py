@@ -64,8 +64,9 @@ class Cluster:
         directory: for data, logs and mount points; made when missing, kept at the end.
         workers: how many nodes have a worker.
         mounts: how many nodes have a mount; a node beyond ``workers`` is client-only.
-        disk: what block files lie on: "dir" (the directory's own filesystem), "tmpfs" or "loop" (ext4 in a file).
-        disk_bytes: size of a tmpfs or loop disk, capacity of a "dir" one (0: no limit).
+        disk: what block files lie on: "dir" (the directory's own filesystem), or "tmpfs". See also ``LoopDisk``, whose
+            power can be cut.
+        disk_bytes: size of a tmpfs, capacity of a "dir" one (0: no limit).
         disks: per worker.
         settings: extra settings by daemon or kind: ``{"master": {"session_lease_s": 1}, "worker2": {...}}``; they
             travel as environment variables.
@@ -325,14 +326,7 @@ class Cluster:
             path.mkdir(exist_ok=True)
             if self.disk_kind == "dir":
                 continue
-            if self.disk_kind == "tmpfs":
-                _run("mount", "-t", "tmpfs", "-o", f"size={self.disk_bytes}", "hearth-test", str(path))
-            else:
-                image = path.with_suffix(".ext4")
-                with image.open("wb") as file:
-                    file.truncate(self.disk_bytes)
-                _run("mkfs.ext4", "-q", "-m", "0", str(image))
-                _run("mount", "-o", "loop", str(image), str(path))
+            _run("mount", "-t", "tmpfs", "-o", f"size={self.disk_bytes}", "hearth-test", str(path))
             self._disk_mounts.append(path)
 
     def unmount(self, node: int) -> None:

@@ -71,6 +71,23 @@ def test_a_file_that_is_cut_passes_only_if_nobody_refers_to_what_is_gone(path: P
     assert passed < pages // 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_the_pages_say_the_check_ends_with_a_name(path: Path, seed: int) -> None:
+    fill(path, seed, 6)
+    whole, chance, refused = path.read_bytes(), random.Random(seed), 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        page = chance.randrange(len(whole) // 4096) * 4096
+        for _ in range(4):  # where heads and offsets are
+            damaged[page + chance.randrange(64)] = chance.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            check(path)
+        except CutError:
+            refused += 1
+    assert refused > 0
+
+
 def test_pages_that_are_none_are_refused(path: Path) -> None:
     fill(path, 3, 6)
     whole = path.read_bytes()
