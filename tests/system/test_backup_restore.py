@@ -305,7 +305,7 @@ def test_restore_to_a_number_needs_no_master_and_says_what_it_reached(shared, he
     assert not (tmp_path / "none").exists()
     cut = (tmp_path / "saved").read_bytes()[:-5000]
     (tmp_path / "saved").write_bytes(cut)
-    assert f"{tmp_path}/saved: " in hearth(shared, *given, "--data", tmp_path / "none", code=1)
+    assert f"{tmp_path}/saved is cut: " in hearth(shared, *given, "--data", tmp_path / "none", code=1)
     assert not (tmp_path / "none").exists()
 
 

@@ -9,7 +9,13 @@ from hearthfs.tests.vllm.conftest import Served
 from hearthfs.tests.vllm.harness import TOKENS, chunks, prompt, reusable, run_cold, wait_until
 
 CHUNK_TOKENS = 256
+GROUPS = 2
 LENGTH = 1100
+
+
+def files_of(length: int) -> int:
+    """Chunk files that a prompt is stored in: every group keeps every whole chunk."""
+    return GROUPS * (length // CHUNK_TOKENS)
 
 
 def group_of(path: Path) -> int:
@@ -19,7 +25,7 @@ def group_of(path: Path) -> int:
 def test_hits_all_whole_chunks_with_equal_output(hybrid: Served) -> None:
     for seed, length in enumerate((300, 600, LENGTH, 1537)):
         tokens = prompt(seed, length)
-        cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, 2)
+        cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, files_of(length))
         assert {group_of(path) for path in stored} == {0, 1}
         warm = hybrid.engine.generate(tokens, TOKENS)
         assert warm.cached_tokens == reusable(length, CHUNK_TOKENS)
@@ -32,7 +38,7 @@ def test_gap_between_best_logits_is_far_above_the_noise(hybrid: Served) -> None:
     gaps, noise = [], []
     for seed in range(10, 14):
         tokens = prompt(seed, LENGTH)
-        cold, _ = run_cold(hybrid.engine, tokens, hybrid.root, 4)
+        cold, _ = run_cold(hybrid.engine, tokens, hybrid.root, files_of(LENGTH))
         warm = hybrid.engine.generate(tokens, TOKENS)
         hybrid.engine.forget()
         gaps += cold.gaps
@@ -45,7 +51,7 @@ def test_gap_between_best_logits_is_far_above_the_noise(hybrid: Served) -> None:
 def test_a_damaged_chunk_is_never_delivered(hybrid: Served, damage: Callable[[Path], None], group: int) -> None:
     seed = 100 + 10 * group + len(damage.__name__)
     tokens = prompt(seed, LENGTH)
-    cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, 5)
+    cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, files_of(LENGTH))
     assert all(map(harness.is_whole, stored))
     for path in stored:
         if group_of(path) == group:
@@ -64,8 +70,8 @@ def test_a_damaged_chunk_is_never_delivered(hybrid: Served, damage: Callable[[Pa
 
 def test_a_chunk_of_another_prompt_under_our_name_is_refused(hybrid: Served) -> None:
     tokens, other = prompt(30, LENGTH), prompt(31, LENGTH)
-    cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, 5)
-    _, others = run_cold(hybrid.engine, other, hybrid.root, 5)
+    cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, files_of(LENGTH))
+    _, others = run_cold(hybrid.engine, other, hybrid.root, files_of(LENGTH))
     for mine, theirs in zip(stored, others, strict=True):
         mine.write_bytes(theirs.read_bytes())
     assert hybrid.engine.generate(tokens, TOKENS).tokens == cold.tokens
@@ -75,8 +81,8 @@ def test_a_chunk_of_another_prompt_under_our_name_is_refused(hybrid: Served) -> 
 def test_a_forged_chunk_changes_the_output(hybrid: Served) -> None:
     """The oracle can fail: where no check can notice, other KV gives another output."""
     tokens, other = prompt(40, LENGTH), prompt(41, LENGTH)
-    cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, 5)
-    _, others = run_cold(hybrid.engine, other, hybrid.root, 5)
+    cold, stored = run_cold(hybrid.engine, tokens, hybrid.root, files_of(LENGTH))
+    _, others = run_cold(hybrid.engine, other, hybrid.root, files_of(LENGTH))
     for group in (0, 1):
         mine = [path for path in stored if group_of(path) == group]
         theirs = [path for path in others if group_of(path) == group]
