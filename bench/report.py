@@ -190,6 +190,7 @@ TITLES = {
     "limit": "A reader with less memory than it reads",
     "sdk": "Batches of the SDK",
     "connector": "The connector's worker half",
+    "doors": "Storage of other connectors on each filesystem",
     "metadata": "Names",
     "memory": "Memory of the daemons",
     "sessions": "Many sessions, one of them stopped",

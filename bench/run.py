@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..common.errors import InvalidArgument, NotPermitted
-from . import connector_path, daemon_memory, directories, kv_files, machine, mounts, names, scale, sdk
+from . import connector_path, daemon_memory, directories, doors, kv_files, machine, mounts, names, scale, sdk
 from .contenders import Lab
 from .report import Report, line
 from .rows import Row
@@ -25,6 +25,7 @@ SECTIONS: dict[str, Section] = {
     "limit": mounts.limited,
     "sdk": sdk.rows,
     "connector": connector_path.rows,
+    "doors": doors.rows,
     "metadata": names.rows,
     "sessions": scale.sessions,
     "inodes": scale.inodes,

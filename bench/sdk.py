@@ -19,6 +19,7 @@ from .rounds import Sample, Visit, interleave
 from .rows import Row
 
 CLUSTER_DIRECTORY = "/bench"
+STEPS = (PUT, GET, REMOTE_GET)
 
 
 def rows(lab: Lab) -> Iterator[Row]:
@@ -31,12 +32,13 @@ def rows(lab: Lab) -> Iterator[Row]:
             contents = memory.contents(mib << 20, count)
             for threads in thread_counts(lab.quick):
                 visits = {
-                    who: _visit(agent, readers.get(who), memory, contents, threads) for who, agent in writers.items()
+                    who: visit_of(agent, readers.get(who), memory, contents, threads, STEPS)
+                    for who, agent in writers.items()
                 }
                 results = interleave(visits, lab.rounds)
                 lab.check_disk()
                 note = "; ".join([f"{count} values at once", *results.reasons()])
-                for step in (PUT, GET, REMOTE_GET):
+                for step in STEPS:
                     more = "; raw: a bare grpc-python stream from a process that preads" if step == REMOTE_GET else ""
                     yield results.row("sdk", step, "GB/s", mib=mib, threads=threads, note=note + more)
 
@@ -98,15 +100,25 @@ def _agents(lab: Lab, stack: ExitStack, memory: SharedMemory) -> tuple[dict[str,
     return writers, readers
 
 
-def _visit(agent: Agent, other: Agent | None, memory: SharedMemory, contents: Contents, threads: int) -> Visit:
+def visit_of(
+    agent: Agent,
+    other: Agent | None,
+    memory: SharedMemory,
+    contents: Contents,
+    threads: int,
+    steps: tuple[str, str, str],
+) -> Visit:
+    """``steps``: what it is called that ``agent`` puts, that it gets, and that ``other`` gets. The figures are GB/s."""
+    put_step, get_step, remote_step = steps
+
     def visit(number: int) -> Mapping[str, Sample]:
         os.sync()
         prefix = f"{contents.size_bytes:x}-{threads}-{number + 1}-"
         put = agent.call("put", prefix, contents.count, contents.size_bytes, threads)
-        samples = {PUT: Sample(contents.total_bytes / put["seconds"] / 1e9)}
-        samples[GET] = _get(agent, prefix, memory, contents, threads)
+        samples = {put_step: Sample(contents.total_bytes / put["seconds"] / 1e9)}
+        samples[get_step] = _get(agent, prefix, memory, contents, threads)
         if other:
-            samples[REMOTE_GET] = _get(other, prefix, memory, contents, threads)
+            samples[remote_step] = _get(other, prefix, memory, contents, threads)
         agent.call("remove", prefix, contents.count, threads=threads)
         return samples
 
