@@ -87,9 +87,10 @@ bench: setup  ## HearthFS beside its rivals, in tables and a picture; half an ho
 	fi
 	$(BIN)/hearth bench --work build --docs docs/performance.md $(BENCH)
 
-experiments: setup  ## engines with and without HearthFS: time to the first token, throughput as users grow
+# EXPERIMENTS holds options, such as --part tax.
+experiments: setup  ## engines with and without HearthFS: time to the first token, users, what a cache costs who has no hits
 	$(PIP) -e '.[bench]'
-	$(BIN)/python bench/experiments.py
+	$(BIN)/python bench/experiments.py --docs docs/experiments.md $(EXPERIMENTS)
 
 # protoc's Python package pins an older protobuf than vLLM brings, so it has an environment of its own.
 $(PROTOC_VENV)/.ready: Makefile
