@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hearthfs.bench.demo_model import hybrid_config, llama_config, make_model
-from hearthfs.bench.engine import Engine
+from hearthfs.bench.engine import ONE_PROCESS, Engine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,9 +47,8 @@ def hybrid(hybrid_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     root = directory / "kv"
     root.mkdir()
     extra = ALWAYS | {"root": str(root), "backend": "plain", "blocks_per_chunk": 2, "offload_prompt_only": False}
-    with Engine(
-        hybrid_model, extra, directory / "log", {"num_gpu_blocks_override": 80, "prefix_cache_retention_interval": 256}
-    ) as engine:
+    options = {"num_gpu_blocks_override": 80, "prefix_cache_retention_interval": 256}
+    with Engine(hybrid_model, extra, directory / "log", options, ONE_PROCESS) as engine:
         yield Served(engine, root)
 
 

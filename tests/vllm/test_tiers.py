@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hearthfs.bench.engine import Engine
+from hearthfs.bench.engine import ONE_PROCESS, Engine
 from hearthfs.client.client import Client
 from hearthfs.tests.support.cluster import Cluster
 from hearthfs.tests.vllm import harness
@@ -82,7 +82,8 @@ def doors(
                 "block_size": 128,
                 "secondary_tiers": [TIERS[kind] | {ROOT_KEY[kind]: str(cluster.mountpoint(node) / kind)}],
             }
-            engines.append(Engine(small_model, extra, directory / f"engine{node}.log", transfer=OFFLOADING))
+            log = directory / f"engine{node}.log"
+            engines.append(Engine(small_model, extra, log, environment=ONE_PROCESS, transfer=OFFLOADING))
         try:
             for engine in engines:
                 engine.wait_ready()
