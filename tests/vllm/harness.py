@@ -32,6 +32,21 @@ def chunks(root: Path) -> set[Path]:
     return {path for path in root.rglob("*" + CHUNK_ENDING) if path.is_file()}
 
 
+def block_hashes() -> list[str]:
+    """vLLM's hashes of a block that follows another, with a LoRA and a salt, by its two ways of hashing."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    found = []
+    for name in ("sha256", "sha256_cbor"):
+        function = get_hash_fn_by_name(name)
+        kv_cache_utils.init_none_hash(function)
+        first = kv_cache_utils.hash_block_tokens(function, None, [1, 2, 3], None)
+        keys = (("lora", "a", "b"), ("cache_salt", "s"))
+        found.append(kv_cache_utils.hash_block_tokens(function, first, [4, 5, 6], keys).hex())
+    return found
+
+
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():

@@ -19,6 +19,7 @@ from hearthfs.connector.lookups import CHECK_INTERVAL_S, LookupTable
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.tests.unit.connector.fakes import Log
+from hearthfs.tests.vllm.harness import block_hashes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM and torch warn about themselves while they are imported
@@ -314,21 +315,10 @@ def test_reset_forgets_but_removes_no_file() -> None:
     assert bench.store(key(1)) == [key(1)]
 
 
-def test_block_hashes_are_the_same_in_every_process() -> None:
-    """R062, R063: golden values of vLLM's hashes for a chain of two blocks, without PYTHONHASHSEED."""
-    code = """
-import os; os.environ.pop("PYTHONHASHSEED", None)
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core import kv_cache_utils as utils
-for name in ("sha256", "sha256_cbor"):
-    function = get_hash_fn_by_name(name)
-    utils.init_none_hash(function)
-    first = utils.hash_block_tokens(function, None, [1, 2, 3], None)
-    print(utils.hash_block_tokens(function, first, [4, 5, 6], (("lora", "a", "b"), ("cache_salt", "s"))).hex())
-"""
-    runs = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
-        for _ in range(2)
-    }
-    assert len(runs) == 1
-    assert len(runs.pop().split()) == 2
+def test_block_hashes_are_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R062, R063: without PYTHONHASHSEED."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    code = "from hearthfs.tests.vllm.harness import block_hashes; print(*block_hashes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == block_hashes()
+    assert len(set(block_hashes())) == 2
