@@ -2,17 +2,16 @@
 
     python bench/kv_cost.py lookup      3,600 keys: scheduler's thread, whole answer
     python bench/kv_cost.py load        loads of chunks against preadv + xxh3 + memcpy of the same bytes
-    python bench/kv_cost.py traffic     engines with and without the connector: all misses; short hits and misses
 
-``traffic`` runs pairs, in turns and in changing order, and gives the mean ratio of throughputs with its 95 % interval
-(Student). ``--hold`` waits for a line on stdin before it measures, so that the machine can be made quiet first.
+What it costs whole engines is in ``experiments.py``. ``--hold`` waits for a line on stdin before it measures, so that
+the machine can be made quiet first.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import math
 import os
 import random
 import shutil
@@ -28,8 +27,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from hearthfs.bench.demo_model import VOCABULARY, llama_config, make_model
-from hearthfs.bench.engine import Engine
+from hearthfs.bench import paired
 from hearthfs.client.client import Client
 from hearthfs.client.mount_root import MountRoot
 from hearthfs.connector import chunk_format
@@ -47,7 +45,6 @@ from hearthfs.tests.support.cluster import Cluster
 
 KEYS = 3600
 DIRECTORY = "model-0/layout/0"
-STUDENT_975 = {19: 2.093, 23: 2.069, 24: 2.064, 29: 2.045, 39: 2.023}
 
 
 class Quiet:
@@ -194,13 +191,13 @@ def load(cluster: Cluster, rounds: int, hold: Callable[[], None]) -> dict[str, A
                 rates[name].append(chunks * payload / (time.perf_counter() - begin) / 1e9)
     loader.stop()
     storage.close()
-    ratios = [one / other for one, other in zip(rates["connector"], rates["baseline"], strict=True)]
+    pairs = list(zip(rates["connector"], rates["baseline"], strict=True))
     return {
         "bytes": chunks * payload,
         "threads": settings.load_threads,
         "connector_gb_per_s": spread(rates["connector"]),
         "preadv_xxh3_memcpy_gb_per_s": spread(rates["baseline"]),
-        "ratio": interval(ratios),
+        "ratio": dataclasses.asdict(paired.ratio(pairs)),
     }
 
 
@@ -217,115 +214,14 @@ def _read_all(paths: Sequence[Path], file_size: int, targets: Any) -> None:
         target[:] = np.frombuffer(view[: len(target)], np.uint8)
 
 
-def traffic(cluster: Cluster, pairs: int, directory: Path, hold: Callable[[], None]) -> dict[str, Any]:
-    model = make_model(Path("build/demo-model"), llama_config()).absolute()
-    extra = {"root": str(cluster.mountpoint(1) / "kv"), "lookup_timeout_s": 2}
-    engines = {
-        "with": Engine(model, extra, directory / "with.log"),
-        "without": Engine(model, None, directory / "without.log"),
-    }
-    try:
-        for engine in engines.values():
-            engine.wait_ready()
-        shorts = [prompt(f"short {number}", 200) for number in range(40)]
-        for engine in engines.values():
-            for tokens in (200, 900, 400, 1400, 700):  # what a step costs, and what is stored
-                engine.generate(prompt(f"warm {tokens}", tokens), 2)
-            for short in shorts:
-                engine.generate(short, 1)
-        time.sleep(2)
-        for engine in engines.values():
-            engine.forget()
-            for tokens in (200, 900, 400, 1400, 700):  # what a load costs
-                engine.generate(prompt(f"warm {tokens}", tokens), 2)
-        hold()
-        return {
-            "all misses, 1,000 tokens, 8 generated": _pairs(engines, pairs, lambda n: _misses(n, 2, 1000), 8),
-            "200 tokens, half of them stored, 8 generated": _pairs(
-                engines,
-                pairs,
-                lambda n: [one for pair in zip(_misses(n, 4, 200), _some(shorts, n), strict=True) for one in pair],
-                8,
-            ),
-            "decisions": {
-                name: value
-                for name, value in engines["with"].metrics().items()
-                if "decisions" in name or "even" in name
-            },
-        }
-    finally:
-        for engine in engines.values():
-            engine.close()
-
-
-def _misses(number: int, count: int, tokens: int) -> list[list[int]]:
-    return [prompt(f"miss {tokens} {number} {each}", tokens) for each in range(count)]
-
-
-def _some(shorts: list[list[int]], number: int) -> list[list[int]]:
-    return [shorts[(4 * number + each) % len(shorts)] for each in range(4)]
-
-
-def _pairs(
-    engines: dict[str, Engine], pairs: int, prompts: Callable[[int], list[list[int]]], generated: int
-) -> dict[str, Any]:
-    """Throughput with the connector over throughput without, by pairs; processor seconds of each."""
-    ratios: list[float] = []
-    processor: dict[str, float] = {"with": 0.0, "without": 0.0}
-    requests = 0
-    for number in range(pairs):
-        batch, took = prompts(number), {}
-        requests += len(batch)
-        for name in random.sample(list(engines), 2):
-            engines[name].forget()
-            used = cpu_seconds(engines[name])
-            begin = time.perf_counter()
-            engines[name].generate_all(batch, generated)
-            took[name] = time.perf_counter() - begin
-            processor[name] += cpu_seconds(engines[name]) - used
-        ratios.append(took["without"] / took["with"])
-    return {
-        "throughput_ratio": interval(ratios),
-        "cpu_seconds_per_request": {name: used / requests for name, used in processor.items()},
-    }
-
-
-def cpu_seconds(engine: Engine) -> float:
-    """Of all processes of the engine."""
-    total = 0
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(") ")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == engine.process.pid:  # process group
-            total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def prompt(seed: str, tokens: int) -> list[int]:
-    generator = random.Random(f"{seed} {tokens}")
-    return [generator.randrange(VOCABULARY) for _ in range(tokens)]
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {"median": statistics.median(ordered), "min": ordered[0], "p90": ordered[int(0.9 * (len(ordered) - 1))]}
 
 
-def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """Geometric mean and its 95 % interval."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, count = statistics.fmean(logs), len(logs)
-    half = STUDENT_975.get(count - 1, 2.1) * statistics.stdev(logs) / math.sqrt(count)
-    return {"mean": math.exp(mean), "lower": math.exp(mean - half), "upper": math.exp(mean + half), "pairs": count}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lookup", "load", "traffic"])
+    parser.add_argument("what", choices=["lookup", "load"])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--hold", action="store_true")
     arguments = parser.parse_args()
@@ -337,12 +233,8 @@ def main() -> int:
 
     directory = Path(tempfile.mkdtemp(prefix="hearth-kv-cost-"))
     try:
-        mounts = 1 if arguments.what == "traffic" else 0
-        with Cluster(directory / "cluster", workers=1, mounts=mounts) as cluster:
-            if arguments.what == "traffic":
-                result = traffic(cluster, arguments.rounds, directory, hold)
-            else:
-                result = {"lookup": lookup, "load": load}[arguments.what](cluster, arguments.rounds, hold)
+        with Cluster(directory / "cluster", workers=1) as cluster:
+            result = {"lookup": lookup, "load": load}[arguments.what](cluster, arguments.rounds, hold)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print(json.dumps({arguments.what: result}, indent=1))
