@@ -63,9 +63,17 @@ class _Item:
 
 
 def get_many(
-    core: Core, items: Sequence[Path], buffers: Sequence[object], directory: Path | None, deadline: Deadline
+    core: Core,
+    items: Sequence[Path],
+    buffers: Sequence[object],
+    directory: Path | None,
+    deadline: Deadline,
+    known: LookupResult | None = None,
 ) -> list[HearthError | None]:
     """Fills buffer i with the bytes of file i, all verified; None in the result for each that is complete.
+
+    ``known``: what ``lookup_many`` with layouts said of these names in ``directory``; the master is then asked only
+    about files whose bytes are where it said no more.
 
     An error is the item's own: NotFound (a miss: no such file, or none of its replicas lives), InvalidArgument (the
     file's size is not the buffer's), BlockCorrupt, Unavailable, DeadlineExceeded. The contents of its buffer are
@@ -79,7 +87,7 @@ def get_many(
     wanted: list[_Item] = []
     for each in group(items, directory, results):
         try:
-            wanted += _located(core, each, buffers, results, deadline)
+            wanted += _located(core, each, buffers, results, deadline, known)
         except HearthError as error:
             for index in each.indexes:
                 results[index] = error
@@ -88,9 +96,14 @@ def get_many(
 
 
 def _located(
-    core: Core, each: Group, buffers: Sequence[object], results: list[HearthError | None], deadline: Deadline
+    core: Core,
+    each: Group,
+    buffers: Sequence[object],
+    results: list[HearthError | None],
+    deadline: Deadline,
+    known: LookupResult | None,
 ) -> list[_Item]:
-    found = _lookup(core, each.directory, each.names, True, deadline)
+    found = known.part(each.indexes) if known else _lookup(core, each.directory, each.names, True, deadline)
     wanted = []
     for name, index, version in zip(each.names, each.indexes, found.versions, strict=True):
         try:

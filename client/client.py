@@ -155,11 +155,13 @@ class Client(Names):
         buffers: Sequence[Any],
         *,
         directory: Path | None = None,
+        known: LookupResult | None = None,
         timeout_s: float | None = None,
     ) -> list[HearthError | None]:
         """Fills each buffer with the file's bytes, every byte verified; see ``client/batch_get.py`` for the errors.
-        With ``directory``, ``paths`` are names in it."""
-        return batch_get.get_many(self._core, paths, buffers, directory, self._core.deadline(timeout_s))
+        With ``directory``, ``paths`` are names in it, and ``known`` may be what ``lookup_many`` said of them with
+        ``want_layout`` not long ago: the files are then read as they were at that time."""
+        return batch_get.get_many(self._core, paths, buffers, directory, self._core.deadline(timeout_s), known)
 
     def put_many(
         self,

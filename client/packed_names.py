@@ -51,6 +51,11 @@ class LookupResult:
     versions: list[Version | None]
     replicate_on_read: bool = False
 
+    def part(self, indexes: Sequence[int]) -> LookupResult:
+        """What it says of some of the names."""
+        found = [self.found[index] for index in indexes]
+        return LookupResult(found, [self.versions[index] for index in indexes], self.replicate_on_read)
+
     @property
     def leading_hits(self) -> int:
         """How many names from the first on are found without a gap."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from ..common.errors import HearthError
 from .settings import ConnectorSettings
+
+Located = Mapping[str, Any]
+"""By file name, what a store found out about its bytes. Of no use to anybody else."""
+NOWHERE: Located = {}
 
 
 class ChunkStore(Protocol):
@@ -22,10 +26,23 @@ class ChunkStore(Protocol):
             HearthError: nobody answered.
         """
 
+    def locate(self, directory: str, names: Sequence[str], timeout_s: float) -> Located:
+        """Where the bytes of the files are: a load of many asks once, and gives ``load`` what each call needs of it.
+
+        Raises:
+            HearthError: nobody answered.
+        """
+
     def load(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        located: Located = NOWHERE,
     ) -> list[HearthError | None]:
-        """Reads each file into its buffer, whose length must be the file's. One outcome per file."""
+        """Reads each file into its buffer, whose length must be the file's. One outcome per file. ``located``: of
+        these names, or nothing."""
 
     def store(
         self,

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from ..client import mount_root
 from ..client.client import Client
 from ..client.mount_root import MountRoot
+from ..client.packed_names import LookupResult
 from ..common.errors import HearthError, NoAttribute, NotADirectory, NotFound
+from .backend import NOWHERE, Located
 from .identity import MANIFEST
 
 CACHE = "hearth.cache"
@@ -72,10 +74,23 @@ class HearthStore:
     def lookup(self, directory: str, names: Sequence[str], timeout_s: float) -> list[bool]:
         return list(self._client.lookup_many(self._path(directory), names, timeout_s=timeout_s).found)
 
+    def locate(self, directory: str, names: Sequence[str], timeout_s: float) -> Located:
+        found = self._client.lookup_many(self._path(directory), names, want_layout=True, timeout_s=timeout_s)
+        return {name: (version, found.replicate_on_read) for name, version in zip(names, found.versions, strict=True)}
+
     def load(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        located: Located = NOWHERE,
     ) -> list[HearthError | None]:
-        return self._client.get_many(names, buffers, directory=self._path(directory), timeout_s=timeout_s)
+        known = None
+        if located:
+            versions, replicate = zip(*(located[name] for name in names), strict=True)
+            known = LookupResult([version is not None for version in versions], list(versions), any(replicate))
+        return self._client.get_many(names, buffers, directory=self._path(directory), known=known, timeout_s=timeout_s)
 
     def store(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 from ..common.clock import Clock, SystemClock
 from ..common.errors import BlockCorrupt, DeadlineExceeded
 from . import chunk_format
+from .backend import NOWHERE, Located
 from .notices import Notices
 from .pages import PageMover
 from .pieces import Piece
@@ -22,8 +23,9 @@ from .settings import ConnectorSettings
 from .staging import Arena
 from .storage import Storage
 
-CALL_BYTES = 4 << 20
-"""Of one call of the store: what is read is then still in the processor's cache when it is copied on."""
+CALL_BYTES = 16 << 20
+"""Of one call of the store: what a call costs is little beside so many bytes, and one thread reads while another
+copies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,8 @@ class _Job:
         self.begun_s = begun_s
         self.deadline_s = deadline_s
         self.fence: Any = None
+        self.located: Located | None = None  # under ``locating``
+        self.locating = threading.Lock()
         self.lock = threading.Lock()
         self.batches_left = 0
         self.scattering = 0
@@ -122,6 +126,8 @@ class Loader:
         size = max(1, min(self._settings.batch_chunks, CALL_BYTES // largest))
         batches = [pieces[at : at + size] for at in range(0, len(pieces), size)]
         job.batches_left = len(batches)
+        if len(batches) == 1:
+            job.located = NOWHERE  # its load asks anyway
         if unclear:
             job.fail_all("its blocks do not add up")
         if unclear or not batches:
@@ -206,7 +212,8 @@ class Loader:
         sizes = [self._mover.payload_bytes[piece.group] for piece in pieces]
         files = [self._arena.view(slot, chunk_format.file_bytes(size)) for slot, size in zip(slots, sizes, strict=True)]
         left_s = max(0.001, job.deadline_s - self._clock.monotonic_s())
-        errors = self._storage.load(self._directory, [piece.name for piece in pieces], files, left_s)
+        located = self._located(job, left_s)
+        errors = self._storage.load(self._directory, [piece.name for piece in pieces], files, left_s, located)
         verify = not self._storage.verifies_bytes
         for piece, size, file, error in zip(pieces, sizes, files, errors, strict=True):
             try:
@@ -222,6 +229,13 @@ class Loader:
                     job.failed[piece.name] = f"{type(problem).__name__}: {problem}"
                     job.late = job.late or isinstance(problem, DeadlineExceeded)
         self._scatter(job, pieces, [file[:size] for size, file in zip(sizes, files, strict=True)])
+
+    def _located(self, job: _Job, timeout_s: float) -> Located:
+        """Whichever thread is first asks for all batches of a job."""
+        with job.locating:
+            if job.located is None:
+                job.located = self._storage.locate(self._directory, job.names, timeout_s)
+            return job.located
 
     def _scatter(self, job: _Job, pieces: list[Piece], payloads: list[memoryview]) -> None:
         with job.lock:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..common.errors import BlockCorrupt, DeadlineExceeded, HearthError, NotFound, Unavailable, from_errno
+from .backend import NOWHERE, Located
 from .identity import MANIFEST
 
 TEMPORARY = ".tmp"
@@ -42,8 +43,16 @@ class PlainStore:
             found.append(os.access(os.path.join(base, name), os.R_OK))
         return found
 
+    def locate(self, directory: str, names: Sequence[str], timeout_s: float) -> Located:
+        return NOWHERE
+
     def load(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        located: Located = NOWHERE,
     ) -> list[HearthError | None]:
         deadline = time.monotonic() + timeout_s
         base = os.path.join(self._root, directory)

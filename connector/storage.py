@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..common.clock import Clock, SystemClock
 from ..common.errors import DeadlineExceeded, HearthError, NoSpace, Unavailable
-from .backend import ChunkStore, open_store
+from .backend import NOWHERE, ChunkStore, Located, open_store
 from .breaker import Breaker
 from .identity import place
 from .notices import Notices
@@ -147,16 +148,34 @@ class Storage:
                 return None
         return present
 
+    def locate(self, directory: str, names: Sequence[str], timeout_s: float) -> Located:
+        """For loads of some of the names soon after. ``NOWHERE`` in case of trouble: each load then meets it itself."""
+        store = self._store
+        if store is None or self.loads.is_resting:
+            return NOWHERE
+        found: dict[str, Any] = {}
+        try:
+            for at, some in _by_place(directory, names, range(len(names))).items():
+                files = {names[i].rpartition("/")[2]: names[i] for i in some}
+                located = store.locate(at, list(files), timeout_s)
+                found |= {files[file]: what for file, what in located.items()}
+        except Exception:
+            return NOWHERE
+        return found
+
     def load(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        located: Located = NOWHERE,
     ) -> list[HearthError | None]:
-        return self._each(
-            "load",
-            self.loads,
-            directory,
-            names,
-            lambda store, at, files, some: store.load(at, files, [buffers[i] for i in some], timeout_s),
-        )
+        def load(store: ChunkStore, at: str, files: list[str], some: list[int]) -> list[HearthError | None]:
+            known = {file: located[names[i]] for file, i in zip(files, some, strict=True)} if located else NOWHERE
+            return store.load(at, files, [buffers[i] for i in some], timeout_s, known)
+
+        return self._each("load", self.loads, directory, names, load)
 
     def store(
         self,

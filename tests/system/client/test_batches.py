@@ -40,6 +40,40 @@ def test_more_files_than_one_request_holds(on: Callable[..., Client], client: Cl
     assert memory == contents
 
 
+@NODES
+def test_what_a_lookup_said_is_enough_to_read(
+    on: Callable[..., Client], client: Client, root: str, node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number}" for number in range(9)]
+    contents = [random.randbytes(1000 + number) for number in range(9)]
+    client.put_many(names, contents, directory=root)
+    reader = on(node)
+    known = reader.lookup_many(root, [*names, "absent"], want_layout=True)
+    memory = [bytearray(1000 + number) for number in range(9)]
+    with monkeypatch.context() as patched:
+        patched.setattr(reader._core.metadata, "lookup_many", None)
+        errors = reader.get_many([*names, "absent"], [*memory, bytearray(1)], directory=root, known=known)
+    assert errors[:9] == [None] * 9
+    assert isinstance(errors[9], NotFound)
+    assert memory == contents
+
+
+@NODES
+def test_what_a_lookup_said_may_be_old(on: Callable[..., Client], client: Client, root: str, node: int) -> None:
+    client.put_many(["kept", "replaced", "removed"], [b"old"] * 3, directory=root)
+    reader = on(node)
+    known = reader.lookup_many(root, ["kept", "replaced", "removed"], want_layout=True)
+    client.write_bytes(f"{root}/replaced", b"new")
+    client.unlink(f"{root}/removed")
+    memory = [bytearray(3) for _ in range(3)]
+    errors = reader.get_many(["kept", "replaced", "removed"], memory, directory=root, known=known)
+    assert errors[:2] == [None, None]
+    assert memory[0] == b"old"
+    assert memory[1] in (b"old", b"new")
+    assert errors[2] is None or isinstance(errors[2], NotFound)
+    assert errors[2] is not None or memory[2] == b"old"
+
+
 def test_each_item_has_its_own_error(client: Client, root: str) -> None:
     client.put_many([f"{root}/good", f"{root}/small"], [b"12345", b"1"])
     client.mkdir(f"{root}/dir")

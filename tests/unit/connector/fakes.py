@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hearthfs.common.clock import Clock
 from hearthfs.common.errors import HearthError, NotFound
+from hearthfs.connector.backend import NOWHERE, Located
 from hearthfs.connector.notices import Notices
 from hearthfs.connector.settings import ConnectorSettings
 from hearthfs.connector.storage import Storage
@@ -32,6 +33,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.files: dict[tuple[str, str], bytes] = {}
         self.lookups: list[tuple[str, list[str]]] = []
+        self.located: list[list[str]] = []
         self.timeouts_s: list[float] = []
         """Of loads."""
         self.error: Exception | None = None
@@ -48,9 +50,21 @@ class MemoryStore:
         self.lookups.append((directory, list(names)))
         return [(directory, name) in self.files for name in names]
 
+    def locate(self, directory: str, names: Sequence[str], timeout_s: float) -> Located:
+        if self.error:
+            raise self.error
+        self.located.append(list(names))
+        return {name: (directory, name) for name in names}
+
     def load(
-        self, directory: str, names: Sequence[str], buffers: Sequence[memoryview], timeout_s: float
+        self,
+        directory: str,
+        names: Sequence[str],
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        located: Located = NOWHERE,
     ) -> list[HearthError | None]:
+        assert not located or set(located) >= set(names)
         self.before_load()
         if self.error:
             raise self.error

@@ -234,3 +234,19 @@ def test_lingering_ends_with_a_load_or_with_its_time(bench: Bench) -> None:
     go.set()
     bench.loader.linger(100)
     assert bench.results()[0].failed == {}
+
+
+def test_a_load_asks_once_where_its_chunks_are() -> None:
+    """Whatever its size; one that is a single call asks by that."""
+    bench = Bench()
+    names = [f"c{number}" for number in range(1, 8)]
+    for number, name in enumerate(names):
+        bench.fill(name, number)
+    with running(bench):
+        bench.submit(1, *names)
+        (result,) = bench.results()
+        assert result.failed == {}
+        assert bench.store.located == [names]
+        bench.submit(2, *names[:2])
+        bench.results()
+    assert bench.store.located == [names]
