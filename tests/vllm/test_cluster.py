@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hearthfs.bench.engine import Engine
+from hearthfs.bench.engine import ONE_PROCESS, Engine
 from hearthfs.client.client import Client
 from hearthfs.tests.support.cluster import Cluster
 from hearthfs.tests.vllm import harness
@@ -179,6 +179,20 @@ def test_a_dead_master_costs_hits_only(nodes: Nodes) -> None:
         return warm.cached_tokens == reusable(LENGTH)
 
     wait_until(found_again, "hits after the master's return", 60)
+
+
+def test_all_is_found_after_every_daemon_began_anew_by_a_new_engine(
+    nodes: Nodes, small_model: Path, tmp_path: Path
+) -> None:
+    tokens, cold, _ = nodes.compute(10, node=2)
+    for name in ("mount1", "mount2", "worker1", "worker2", "master"):
+        nodes.cluster.term(name)
+    for name in ("master", "worker1", "worker2", "mount1", "mount2"):
+        nodes.cluster.start(name)
+    extra = ALWAYS | {"root": str(nodes.cluster.mountpoint(1) / "kv"), "lookup_timeout_s": 3, "load_timeout_s": 5}
+    with Engine(small_model, extra, tmp_path / "engine.log", environment=ONE_PROCESS) as engine:
+        warm = engine.generate(tokens, TOKENS)
+    assert (warm.cached_tokens, warm.tokens) == (reusable(LENGTH), cold)
 
 
 def test_a_hung_cluster_stops_neither_work_nor_exit(nodes: Nodes) -> None:
