@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -20,7 +21,12 @@ DATA = random.Random(7).randbytes(3 * CHUNK_BYTES + 500)
 
 
 def block_files(cluster: Cluster, node: int, size: int = len(DATA)) -> list[Path]:
-    return [path for path in cluster.disk(node).rglob("*") if path.is_file() and path.stat().st_size == size]
+    found = []
+    for path in cluster.disk(node).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+            if path.is_file() and path.stat().st_size == size:
+                found.append(path)
+    return found
 
 
 def replicate(client: Client, path: str, cluster: Cluster, node: int) -> None:

@@ -191,6 +191,7 @@ def test_all_is_found_after_every_daemon_began_anew_by_a_new_engine(
         nodes.cluster.start(name)
     extra = ALWAYS | {"root": str(nodes.cluster.mountpoint(1) / "kv"), "lookup_timeout_s": 3, "load_timeout_s": 5}
     with Engine(small_model, extra, tmp_path / "engine.log", environment=ONE_PROCESS) as engine:
+        wait_until(lambda: "KV chunks in" in engine.log.read_text(errors="replace"), "the cluster found")
         warm = engine.generate(tokens, TOKENS)
     assert (warm.cached_tokens, warm.tokens) == (reusable(LENGTH), cold)
 
