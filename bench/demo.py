@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import random
 import shutil
 import signal
 import statistics
@@ -19,7 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hearthfs.bench.demo_model import VOCABULARY, llama_config, make_model
+from hearthfs.bench import traffic
+from hearthfs.bench.demo_model import llama_config, make_model
 from hearthfs.bench.demo_report import BLOCK_TOKENS, ChatRow, PromptRow, Report, reusable
 from hearthfs.bench.engine import Engine, Generation
 from hearthfs.tests.support.cluster import Cluster
@@ -61,7 +61,7 @@ class Demo:
         facts = [engine.wait_ready() for engine in self.engines]
         assert facts[0]["block_tokens"] == BLOCK_TOKENS, facts
         for number, engine in enumerate(self.engines):
-            engine.generate(prompt(f"warm up {number}", BLOCK_TOKENS - 20), 4)
+            engine.generate(traffic.text(f"warm up {number}", BLOCK_TOKENS - 20), 4)
         return f"vLLM {facts[0]['vllm']} (CPU, 2 engines), chunks of {BLOCK_TOKENS} tokens"
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Demo:
         """Cold on node 1, then from HearthFS on node 1, then on node 2."""
         runs, equal = [], True
         for number in range(PROMPTS_PER_LENGTH):
-            text = prompt(f"prompt {number}", tokens)
+            text = traffic.text(f"prompt {number}", tokens)
             before = self.blocks()
             cold = self.engines[0].generate(text, TOKENS)
             assert cold.cached_tokens == 0, "a prompt that nobody has seen"
@@ -122,7 +122,7 @@ class Demo:
         known = 0
         for turn, tokens in enumerate(TURN_TOKENS, 1):
             engine = self.engines[turn % 2]
-            history += prompt(f"chat {number} turn {turn}", tokens)
+            history += traffic.text(f"chat {number} turn {turn}", tokens)
             prompt_blocks = len(history) // BLOCK_TOKENS
             before = self.blocks()
             warm = engine.generate(history, ANSWER_TOKENS)
@@ -136,12 +136,6 @@ class Demo:
             known = all_blocks
             engine.forget()
         return rows
-
-
-def prompt(seed: str, tokens: int) -> list[int]:
-    """Random tokens, the same for the same arguments."""
-    generator = random.Random(f"{seed} {tokens}")
-    return [generator.randrange(VOCABULARY) for _ in range(tokens)]
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:

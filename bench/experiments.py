@@ -78,6 +78,14 @@ class Lab:
             return 0
         return sum(one.name.endswith(".kv") for _, _, files in self.client.walk("/kv") for one in files)
 
+    def wait_stored(self, least: int) -> None:
+        """Raises: TimeoutError: there are not so many chunks in time."""
+        deadline = time.monotonic() + SETTLE_S
+        while self.stored() < least:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{least} chunks not stored within {SETTLE_S} s")
+            time.sleep(0.05)
+
     def settle(self) -> None:
         """Waits until no more chunks come: what one engine left to do takes nothing from the next."""
         before, deadline = -1, time.monotonic() + SETTLE_S
@@ -133,7 +141,7 @@ def ttft(lab: Lab) -> list[dict[str, Any]]:
         for number in range(PROMPTS):
             text, before = traffic.text(f"ttft {number}", tokens), lab.stored()
             first = engine.generate(text, ANSWER_TOKENS)
-            wait_until(lambda least=before + tokens // BLOCK_TOKENS: lab.stored() >= least)  # type: ignore[misc]  # the default binds the loop's value
+            lab.wait_stored(before + tokens // BLOCK_TOKENS)
             engine.forget()
             second = engine.generate(text, ANSWER_TOKENS)
             engine.forget()
@@ -248,14 +256,6 @@ def run(directory: Path, parts: list[str], say: Callable[[str], None]) -> dict[s
 def in_turn(number: int) -> list[str]:
     """Who is first changes from round to round, by chance of a fixed seed."""
     return random.Random(number).sample(["with", "without"], 2)
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"chunks not stored within {timeout_s} s")
-        time.sleep(0.05)
 
 
 def main() -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hearthfs.bench.demo_model import VOCABULARY
 from hearthfs.bench.engine import BLOCK_TOKENS, Engine, Generation
+from hearthfs.bench.traffic import text
 from hearthfs.connector import chunk_format
 from hearthfs.connector.identity import CHUNK_ENDING
 
@@ -19,8 +18,7 @@ TOKENS = 8
 
 def prompt(seed: int, tokens: int) -> list[int]:
     """Random tokens, the same for the same arguments."""
-    generator = random.Random(f"prompt {seed} {tokens}")
-    return [generator.randrange(VOCABULARY) for _ in range(tokens)]
+    return text(f"prompt {seed}", tokens)
 
 
 def reusable(tokens: int, chunk_tokens: int = BLOCK_TOKENS) -> int:

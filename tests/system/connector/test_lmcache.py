@@ -15,7 +15,6 @@ ENVIRONMENT = lmcache.environment()
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.leaks("cluster and agents live as long as the module"),
-    pytest.mark.skipif(ENVIRONMENT is None, reason="make setup installs LMCache"),
 ]
 
 SIZE, COUNT = 1 << 20, 12
@@ -40,6 +39,7 @@ def instances(
     request: pytest.FixtureRequest, cluster: Cluster, memory: SharedMemory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Instances]:
     """An LMCache on each node's mount."""
+    assert ENVIRONMENT is not None, "LMCache is not installed: make setup"
     log = tmp_path_factory.mktemp("agents") / "log"
     with ExitStack() as stack:
 
