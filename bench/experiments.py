@@ -137,7 +137,7 @@ def ttft(lab: Lab) -> list[dict[str, Any]]:
     engine = lab.start("always", {"load_when": "always"})
     rows = []
     for tokens in LENGTHS:
-        cold, warm, equal = [], [], True
+        cold, warm, hits, equal = [], [], [], True
         for number in range(PROMPTS):
             text, before = traffic.text(f"ttft {number}", tokens), lab.stored()
             first = engine.generate(text, ANSWER_TOKENS)
@@ -147,9 +147,10 @@ def ttft(lab: Lab) -> list[dict[str, Any]]:
             engine.forget()
             cold.append(first.first_token_ms)
             warm.append(second.first_token_ms)
-            equal = equal and first.tokens == second.tokens and second.cached_tokens > 0
+            hits.append(second.cached_tokens)
+            equal = equal and first.tokens == second.tokens
         figures = {"computed_ms": statistics.median(cold), "loaded_ms": statistics.median(warm)}
-        rows.append({"tokens": tokens, **figures, "equal": equal})
+        rows.append({"tokens": tokens, **figures, "hit_tokens": min(hits), "equal": equal})
     lab.engines.pop("always").close()
     return rows
 
